@@ -5,8 +5,8 @@
 
 Three processes, one a run, train private orders against one state folder, and are killed with kill -9 at random
 instants. An order has left if its process reported an answer, or saved it as its last order. After each kill and
-restart, the ledger must hold every order that left, with all its steps. An order that was begun once may be entered
-twice at most: entered, killed before its answer is saved, and entered again when it is repeated.
+restart, the ledger must hold every order that left, with all its steps. An order is entered when it begins, so an order
+that is killed and repeated is entered twice. It must not be entered more often than it was begun.
 """
 
 from __future__ import annotations
@@ -177,8 +177,7 @@ def look(folder: Path, trainers: Sequence[Trainer], found: Found) -> None:
     file = folder / "state" / "privacy" / "data.jsonl"
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     for line in map(json.loads, lines):
-        if line["kind"] == "spent":
-            entered[line["run"].split()[0], line["of"]] += line["times"]
+        entered[line["run"].split()[0], line["of"]] += line["times"] if line["kind"] == "spent" else -line["times"]
     found.entered, found.left = entered.total() // STEPS, sum(len(each.left) for each in trainers)
     found.twice = sum(times // STEPS - 1 for times in entered.values())
     for trainer in trainers:

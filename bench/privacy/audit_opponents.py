@@ -97,7 +97,7 @@ class Victim:
 
     def sums(self, order: WorkOrder) -> NDArray[np.float64]:
         """Return the update as the sum of noisy sums of gradients over the steps, with the ordered batch size."""
-        self.guard.allow(order)
+        self.guard.begins(self.guard.allow(order))
         update = self.guard.released(order, self.trainer.run(order, self.base, Cursor())).update
         return -update.astype(np.float64) * order.batch_size / order.learning_rate
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.observe.tables import new_table
 from fedsync.privacy.accounting import shown
-from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_guard import ledger_of
 from fedsync.silo.owner.privacy_ledger import ledger_file
 
@@ -36,7 +36,12 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
         tables.append(table)
     known = {ledger_file(policy.ledgers, name) for name in policy.privacy}
     left = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]
-    notes = [f"{path} has entries, and no budget in silo.yaml is of that name" for path in left]
+    whole = ledger_file(policy.ledgers, ALL_DATA)
+    notes = [
+        f"{path} has entries, and no budget in silo.yaml is of that name"
+        + (": they count in the budgets above" if whole in {path, *known} and policy.privacy else "")
+        for path in left
+    ]
     return tables, notes or ([] if tables else ["there is no privacy budget in silo.yaml"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,14 +92,18 @@ class Silo:
         """Epsilon by the ledger, added up by the judge."""
         releases: dict[Release, int] = {}
         for line in self.entries:
-            if line["kind"] == "spent":
-                release = Release(line["rate"], line["noise"])
-                releases[release] = releases.get(release, 0) + line["times"]
+            release = Release(line["rate"], line["noise"])
+            releases[release] = releases.get(release, 0) + counted(line)
         return epsilon(releases, BUDGET["delta"])
 
     @property
     def steps(self) -> int:
-        return sum(line["times"] for line in self.entries if line["kind"] == "spent")
+        return sum(map(counted, self.entries))
+
+
+def counted(line: Mapping[str, Any]) -> int:
+    """Releases that a line of a ledger adds; below zero for a line that gives some back."""
+    return int(line["times"]) * {"spent": 1, "returned": -1}[line["kind"]]
 
 
 def spec(**changes: Any) -> RunSpec:

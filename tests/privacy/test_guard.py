@@ -2,16 +2,14 @@
 
 import sys
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, Hanging, OwnerRefusal
+from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, OwnerRefusal, ProtocolError
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
@@ -22,9 +20,9 @@ from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
+from fedsync.silo.owner.privacy_guard import ledger_of
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
 from fedsync.silo.protocol import STATE, Identity
-from fedsync.silo.session import service as trainer_service
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 from tests.privacy.guards import (
@@ -107,47 +105,55 @@ def test_code_that_ends_its_process_counts_all_steps(folder: Path, monkeypatch: 
     assert entered(folder) == {STEP: 3}
 
 
-def test_an_order_that_hangs_counts_all_of_its_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server learns that it hangs, which may depend on the data, as a failure may. Before training, nothing is."""
-    subject, gradients, steps = session(folder), PrivateTrainer._gradients, []
-    subject.give_up()
+def test_all_that_an_order_may_release_is_on_disk_before_its_first_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill or a hang at any later instant, which may depend on the data, finds it there; the payload comes before."""
+    subject, gradients, released = session(folder, {"score_noise": SCORED.noise}), PrivateTrainer._gradients, Seen()
+    monkeypatch.setattr(PrivateTrainer, "_gradients", lambda *given: released.after(entered(folder), gradients(*given)))
+    guarded = guard_of(subject)
+    monkeypatch.setattr(guarded, "released", lambda *given: released.after(entered(folder), given[1]))
+    monkeypatch.setattr(subject, "receive", lambda *given: released.after(entered(folder), subject.initial_model()))
+    subject.train(replace(ORDER, evaluate=True), subject.initial_model())
+    assert released.seen == [Counter(), *[Counter({STEP: 3, SCORED: 1})] * 4]
+
+
+class Seen:
+    """Ledgers that were seen in turn."""
+
+    def __init__(self) -> None:
+        self.seen: list[Counter[Release]] = []
+
+    def after(self, found: Counter[Release], value: Any) -> Any:
+        self.seen.append(found)
+        return value
+
+
+def test_a_model_that_does_not_fit_costs_nothing(folder: Path) -> None:
+    subject = session(folder)
+    with pytest.raises(ProtocolError):
+        subject.train(ORDER, np.zeros(1, np.float32))
     assert entered(folder) == {}
 
-    def hanging(trainer: PrivateTrainer, rows: Any) -> Any:
-        steps.append(rows)
-        if len(steps) == 2:
-            subject.give_up()
-            assert entered(folder) == {STEP: 3}
-        return gradients(trainer, rows)
 
-    monkeypatch.setattr(PrivateTrainer, "_gradients", hanging)
-    subject.train(ORDER, subject.initial_model())
-    assert len(steps) == 3
-    subject.give_up()
-    assert entered(folder) == {STEP: 6}  # it ended after all: rather twice than never
+def test_what_an_order_left_out_comes_back_to_each_ledger_and_never_more(folder: Path) -> None:
+    subject = guard(folder, BUDGET, BUDGET, score_noise=5.0)
+    for steps, spent in ((1, 1), (0, 1), (-4, 1), (3, 4), (5, 9)):  # a confined trainer may report anything
+        order = replace(ORDER, evaluate=True)
+        subject.begins(order)
+        subject.released(order, outcome(replace(REPORT, steps=steps)))
+        assert [each.spent[STEP] for each in subject.ledgers] == [spent, spent]
+    assert [each.spent[SCORED] for each in subject.ledgers] == [5, 5]
+    again = guard(folder, BUDGET, BUDGET)
+    assert [each.spent for each in again.ledgers] == [each.spent for each in subject.ledgers]
 
 
-def test_a_hanging_order_is_entered_before_the_server_learns_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    class Hangs:
-        def __init__(self, what: str, steps: Any, unwanted: Any, found: Any, where: Any, waits: Any) -> None:
-            found(Hanging("it waits"))
-
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *given: object) -> None: ...
-
-    monkeypatch.setattr(trainer_service, "HangWatch", Hangs)
-    subject: Any = object.__new__(trainer_service.TrainerService)
-    replica = SimpleNamespace(holds=0)
-    subject._session = SimpleNamespace(
-        give_up=lambda: told.append("ledger"), train=lambda *given: None, where=None, replica=replica
-    )
-    subject._orders = SimpleNamespace(hang=lambda *given: told.append("server"))
-    subject._training, subject._waits, subject.on_hang = nullcontext(), False, lambda: None
-    subject._carry_out(SimpleNamespace(order=ORDER, watch=None), np.zeros(1))
-    assert told == ["ledger", "server"]
+def test_an_order_that_failed_gives_nothing_back_to_the_next(folder: Path) -> None:
+    subject = guard(folder, BUDGET)
+    subject.begins(ORDER)
+    subject.begins(replace(ORDER, update_id="a/2", max_steps=1))
+    subject.released(replace(ORDER, update_id="a/2", max_steps=1), outcome(replace(REPORT, steps=1)))
+    assert subject.ledgers[0].spent == {STEP: 5}, "an order that the guard has not seen begin is entered whole"
 
 
 def test_an_evaluation_that_raises_is_entered_before_it_begins(folder: Path) -> None:
@@ -368,6 +374,33 @@ def test_a_silo_with_less_than_the_target_aims_at_what_it_has(folder: Path) -> N
         assert found.settings.noise is not None
         noises.append(found.settings.noise)
     assert noises[1] > 1.2 * noises[0]
+
+
+def owner_of(folder: Path, **budgets: BudgetConfig) -> OwnerPolicy:
+    return OwnerPolicy(privacy=budgets, named={"patients": str(folder)}, ledgers=str(folder / "state"))
+
+
+def test_a_budget_of_all_data_replaced_by_named_ones_resets_nothing_nor_the_other_way_round(folder: Path) -> None:
+    whole, named = owner_of(folder, **{ALL_DATA: BUDGET}), owner_of(folder, patients=BUDGET)
+    ledger_of(whole, ALL_DATA).enter("one", "a/1", {STEP: 3})
+    ledger_of(named, "patients").enter("two", "a/1", {STEP: 4})
+    for _ in range(2):  # each counts the other's once
+        for found in (ledger_of(whole, ALL_DATA), ledger_of(named, "patients")):
+            assert found.spent == {STEP: 7} and found.by_run == {"one": {STEP: 3}, "two": {STEP: 4}}
+    both = owner_of(folder, patients=BUDGET, others=BUDGET)
+    assert ledger_of(both, "others").spent == {STEP: 3}, "of all data"
+    found = ledger_of(both, "patients")
+    found.enter("two", "a/2", {STEP: 1})
+    assert found.spent == ledger_of(both, "patients").spent == {STEP: 8}
+
+
+def test_without_an_owner_s_budget_a_target_holds_over_restarts(folder: Path) -> None:
+    aim = {**PRIVATE, "noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
+    spec = RunSpec.of(strategy(folder, aim), None, 3)
+    for orders in (1, 2):
+        subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None), folder=folder / "run")
+        subject.train(replace(ORDER, update_id=f"a/{orders}"), subject.initial_model())
+        assert guard_of(subject).ledgers[-1].spent.total() == 3 * orders
 
 
 def test_a_spent_budget_begins_no_run_with_a_target(folder: Path) -> None:

@@ -17,7 +17,7 @@ from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
 from fedsync.silo.owner import privacy_ledger
 from fedsync.silo.owner.audit import AuditLog
-from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace, file_name
+from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace, file_name, sealed_line
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, last_entry
 
 STEP = Release(0.1, 2.0)
@@ -87,6 +87,26 @@ def test_an_entry_that_a_kill_cut_is_cut_off_and_its_result_never_left(folder: P
         assert ledger(folder).spent == {STEP: 8}
 
 
+def test_what_an_order_left_out_is_given_back_for_good(folder: Path) -> None:
+    subject = ledger(folder)
+    subject.enter("one", "a/1", {STEP: 5})
+    subject.enter("two", "a/1", {STEP: 5})
+    subject.give_back("two", "a/1", {STEP: 4})
+    assert [line["kind"] for line in lines(subject)] == ["spent", "spent", "returned"]
+    for found in (subject, ledger(folder)):
+        assert found.spent == {STEP: 6} and found.by_run == {"one": {STEP: 5}, "two": {STEP: 1}}
+
+
+def test_a_run_gives_back_no_more_than_it_spent(folder: Path) -> None:
+    """A ledger with such a line has other entries than were written."""
+    subject = ledger(folder)
+    subject.enter("one", "a/1", {STEP: 5})
+    subject.enter("two", "a/1", {STEP: 2})
+    subject.give_back("two", "a/1", {STEP: 3})
+    with pytest.raises(ConfigError, match="its entry 3 is not as it was written"):
+        ledger(folder)
+
+
 def test_more_than_the_budget_is_refused_and_not_entered(folder: Path) -> None:
     subject, most = ledger(folder, TIGHT), 0
     while epsilon({STEP: most + 1}, TIGHT.delta, "rdp") <= TIGHT.epsilon:
@@ -106,7 +126,6 @@ def test_more_than_the_budget_is_refused_and_not_entered(folder: Path) -> None:
         {"epsilon": 9.0},
         {"delta": 1e-3},
         {"epsilon": 0.5, "delta": 1e-9},
-        {"unit": "person", "person_column": "id"},
         {"accountant": "rdp"},
     ],
 )
@@ -115,6 +134,25 @@ def test_another_silo_yaml_gives_nothing_back(changed: dict[str, object], folder
     again = ledger(folder, BudgetConfig.model_validate({**BUDGET.model_dump(), **changed}))
     assert again.spent == {STEP: 20}
     assert again.epsilon() == epsilon({STEP: 20}, again.budget.delta, again.budget.accountant)
+
+
+def test_another_unit_is_refused_since_entries_do_not_bound_it(folder: Path) -> None:
+    """A person with many rows discloses more than each row: the entries would count too little."""
+    ledger(folder).enter("run", "a/1", {STEP: 20})
+    persons = BudgetConfig(epsilon=2.0, delta=1e-5, unit="person", person_column="id")
+    with pytest.raises(ConfigError, match=r"counts for each example, and the budget is for each person.*unit: example"):
+        ledger(folder, persons)
+    assert ledger(folder).spent == {STEP: 20}
+
+
+def test_an_entry_of_an_older_version_has_no_unit(folder: Path) -> None:
+    subject = ledger(folder)
+    subject.enter("run", "a/1", {STEP: 20})
+    assert subject.file is not None
+    (line,) = lines(subject)
+    without = {key: value for key, value in line.items() if key not in ("unit", "digest")}
+    subject.file.write_bytes(sealed_line(without)[0])  # type: ignore[arg-type]
+    assert ledger(folder).spent == {STEP: 20}
 
 
 def test_a_smaller_budget_than_what_is_spent_admits_nothing(folder: Path) -> None:

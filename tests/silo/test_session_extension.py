@@ -1,7 +1,6 @@
 """Extensions of a silo's session: their hooks come in order, and a plain run has none."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +32,9 @@ class Recorder(SessionExtension):
             raise OwnerRefusal("order", "too long", "Ask for less")
         return replace(order, max_steps=order.max_steps // 2)
 
+    def begins(self, order: WorkOrder) -> None:
+        self.called.append("begins")
+
     def as_trained(self, order: WorkOrder) -> WorkOrder:
         self.called.append("as_trained")
         return replace(order, evaluate=False)
@@ -44,12 +46,6 @@ class Recorder(SessionExtension):
     def correction(self, order: WorkOrder) -> Vector | None:
         self.called.append("correction")
         return None
-
-    @contextmanager
-    def training(self, order: WorkOrder) -> Iterator[None]:
-        self.called.append("before")
-        yield
-        self.called.append("after")
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         self.called.append("released")
@@ -76,11 +72,10 @@ def test_hooks_come_in_order_and_their_changes_count(tmp_path: Path) -> None:
     done = silo.train(ORDER, model)
     assert recorder.called == [
         "allow",
-        "before",
+        "begins",
         "as_trained",
         "start",
         "correction",
-        "after",
         "released",
         "beside",
         "done",

@@ -77,8 +77,18 @@ _CHANGES: Changes = {
         ("an-evaluation-is-not-counted", "        self._enter(of, self._scored())\n", ""),
         (
             "executed-steps-are-not-counted",
-            "self._releases_of(order, report.steps)",
+            "self._releases_of(order, max(report.steps, 0))",
             "self._releases_of(order, 0)",
+        ),
+        (
+            "an-order-that-is-killed-is-forgotten",
+            "        self._enter(order.update_id, self._asked(order, order.max_steps))\n        self._begun = order\n",
+            "        self._begun = None\n",
+        ),
+        (
+            "a-trainer-that-reports-less-than-nothing-gets-more-back",
+            "max(report.steps, 0)",
+            "report.steps",
         ),
         (
             "the-second-ledger-s-budget-is-not-looked-at",

@@ -1,8 +1,9 @@
 """Guard of a silo's privacy budgets: limits on what a differentially private run may do and send.
 
-An order is admitted if the budget has room for all of its steps. Its executed steps are entered in the ledgers before
-its result leaves. The report keeps only figures that follow from the order, figures that the owner declared public, and
-scores with noise; docs/assurance/privacy.md lists each figure.
+An order is admitted if the budget has room for all of its steps. They are entered in the ledgers before training, since
+a failure, a hang or a kill may depend on the data. Steps that an order leaves out are given back. The report keeps only
+figures that follow from the order, figures that the owner declared public, and scores with noise;
+docs/assurance/privacy.md lists each figure.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsync.common import foreign
-from fedsync.common.errors import BudgetSpent, ConfigError, FedSyncError, OwnerRefusal
+from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
@@ -30,7 +29,7 @@ from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, ledger_file, tally_of
+from fedsync.silo.owner.privacy_ledger import LEDGERS, PrivacyLedger, PrivacyTally, ledger_file, tally_of
 from fedsync.silo.protocol import Identity
 from fedsync.silo.session.session_extension import Judge, SessionExtension
 from fedsync.tasks.task_section import TaskSection
@@ -38,8 +37,6 @@ from fedsync.train.silo_trainer import ESTIMATED, Estimating, Outcome, SiloTrain
 
 if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
-
-logger = foreign.logger(__name__)
 
 _TOLD = 12
 """Digits of a run's digest in the ledger."""
@@ -76,7 +73,7 @@ class PrivacyGuard(SessionExtension):
     estimate: int = 0
     seed: str = ""
     _aimed: int = 1
-    _in_work: WorkOrder | None = None
+    _begun: WorkOrder | None = None
 
     def allow(self, order: WorkOrder) -> WorkOrder:
         """Return an order that may begin; an order with a time budget is cut to the steps for which budgets have room.
@@ -105,7 +102,7 @@ class PrivacyGuard(SessionExtension):
         return AccountedTrainer(self)
 
     def estimated(self, order: WorkOrder) -> None:
-        """Enter the silo's own order, from which the scale of updates is estimated; raises as `released`."""
+        """Enter the silo's own order, from which the scale of updates is estimated; raises as `begins`."""
         self._enter("estimate", self._releases_of(order, order.max_steps))
 
     def as_trained(self, order: WorkOrder) -> WorkOrder:
@@ -117,26 +114,14 @@ class PrivacyGuard(SessionExtension):
         """Whether scores leave, with noise or because the owner declared them public."""
         return self._noisy or self._open
 
-    @contextmanager
-    def training(self, order: WorkOrder) -> Iterator[None]:
-        """Enter all steps of an order whose training fails inside, since the failure may depend on the data."""
-        self._in_work = order
-        try:
-            yield
-        except BaseException:  # also SystemExit of a user's code
-            self._enter(order.update_id, self._asked(order, order.max_steps))
-            raise
-        finally:
-            self._in_work = None
+    def begins(self, order: WorkOrder) -> None:
+        """Enter all that an order may release.
 
-    def given_up(self) -> None:
-        """Enter all steps of the order in work, whose training hangs, as if it failed."""
-        order = self._in_work
-        if order is not None:
-            try:
-                self._enter(order.update_id, self._asked(order, order.max_steps))
-            except (FedSyncError, OSError):  # the hanging silo must answer
-                logger.exception("%s hangs, and its privacy loss cannot be entered", order.update_id)
+        Raises `BudgetSpent` if other runs have spent the budget meanwhile, and `ConfigError` if a ledger takes no
+        entry.
+        """
+        self._enter(order.update_id, self._asked(order, order.max_steps))
+        self._begun = order
 
     def aim(self, batch_size: int, steps: int, orders: int) -> None:
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
@@ -171,23 +156,23 @@ class PrivacyGuard(SessionExtension):
         )
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
-        """Enter what an order releases, and return its outcome as it may leave.
-
-        Raises `BudgetSpent` if other runs have spent the budget meanwhile, and `ConfigError` if a ledger takes no
-        entry.
-        """
+        """Give back what an order did not release, and return its outcome as it may leave; raises as `begins`."""
         report = outcome.report
-        evaluation, releases = None, self._releases_of(order, report.steps)
+        evaluation, releases = None, self._releases_of(order, max(report.steps, 0))
         if order.evaluate or report.evaluation is not None:
             releases += self._scored()
             evaluation = self._told(report.evaluation, f"{order.seed}")
-        self._enter(order.update_id, releases)
+        entered = self._asked(order, order.max_steps) if self._begun is order else Counter[Release]()
+        self._begun = None
+        if more := releases - entered:
+            self._enter(order.update_id, more)
+        self._give_back(order.update_id, entered - releases)
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
 
     def judged(self, judge: Judge, of: str) -> Evaluation:
         """Enter an evaluation, whose failure may depend on the data too, and return what of it may leave.
 
-        Raises as `released`, before it evaluates.
+        Raises as `begins`, before it evaluates.
         """
         self._enter(of, self._scored())
         return self._told(judge(False) if self.tells else None, of)
@@ -228,6 +213,12 @@ class PrivacyGuard(SessionExtension):
             ledger.enter(self.run, of, releases)
         if self.tally is not None:
             self.tally.add(releases)
+
+    def _give_back(self, of: str, releases: Counter[Release]) -> None:
+        for ledger in self.ledgers if releases else ():
+            ledger.give_back(self.run, of, releases)
+        if self.tally is not None:
+            self.tally.give_back(releases)
 
     def _told(self, found: Evaluation | None, of: str) -> Evaluation:
         """Return a score with noise, or nothing.
@@ -281,6 +272,7 @@ def privacy_guard(
     ledgers: list[PrivacyLedger],
     trainer: SiloTrainer,
     noise: SiloNoise | None,
+    folder: Path | None = None,
     *,
     seeded: bool,
 ) -> PrivacyGuard | None:
@@ -289,6 +281,7 @@ def privacy_guard(
     Args:
         ledgers: from `check_budgets`.
         noise: noise on whole updates, if any.
+        folder: keeps what a run with a target has spent, if no ledger on disk does.
         seeded: draw noise from the seeds of orders, in virtual time.
 
     Raises `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
@@ -315,7 +308,9 @@ def privacy_guard(
     if config.target_epsilon is not None:
         target = BudgetConfig(epsilon=config.target_epsilon, delta=config.delta, least_noise=LEAST_NOISE)
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
-        ledgers.append(PrivacyLedger("the run", target, spent=Counter(spent)))
+        durable = folder is None or any(ledger.file is not None for ledger in ledgers)
+        own = None if durable else ledger_file(f"{folder}/{LEDGERS}", "run")
+        ledgers.append(PrivacyLedger("the run", target, own, spent=Counter(spent)).load())
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
@@ -370,9 +365,22 @@ def ledgers_of(owner: OwnerPolicy, task: TaskSection) -> list[PrivacyLedger]:
 
 
 def ledger_of(owner: OwnerPolicy, name: str) -> PrivacyLedger:
+    """Return the loaded ledger of data with a budget, with what former budgets of the same data have spent.
+
+    A budget of all data includes the ledgers of named data, and the other way round, so that an owner who replaces one
+    by the other resets nothing.
+    """
     audit, log = None if owner.audit is None else Path(owner.audit.folder), audit_here()
     tell = PrivacyLedger.tell if log is None else log.add
-    return PrivacyLedger(name, owner.privacy[name], ledger_file(owner.ledgers, name), audit, tell).load()
+    known = sorted(path.stem for path in Path(owner.ledgers).glob("*.jsonl"))
+    former = [each for each in known if each not in owner.privacy and ALL_DATA in (name, each)]
+    found, *others = (
+        PrivacyLedger(each, owner.privacy[name], ledger_file(owner.ledgers, each), audit, tell).load()
+        for each in (name, *former)
+    )
+    for other in others:
+        found.include(other)
+    return found
 
 
 def _within(path: str, folder: str) -> bool:

@@ -1,7 +1,8 @@
 """Ledger of a data set's privacy budget: every differentially private release, over all runs; append-only, on disk.
 
-An entry is on disk (``fdatasync``) before its result leaves. If a process is killed between the two, the repeated order
-is entered again. So an order may count twice, but is never missing.
+An order is on disk (``fdatasync``) with all of its steps before it reads data. A later entry gives back the steps that
+it left out. If a process is killed in between, all steps stay spent, and the repeated order is entered again. So an
+order may count twice, but is never missing.
 
 Entries form a chain of digests, as in the audit log. Each entry also goes to the audit log, with its number and digest.
 A ledger that is older than the audit log, as after the restoration of a backup, is therefore noticed and closed. The
@@ -10,7 +11,8 @@ audit log's own signed heads show whether that log is complete.
 | key | content |
 |---|---|
 | ``n``, ``at``, ``before``, ``digest`` | as in `fedsync.silo.owner.audit_chain` |
-| ``kind`` | ``spent`` |
+| ``kind`` | ``spent``, or ``returned`` for releases that an order left out |
+| ``unit`` | what the budget protects (`fedsync.config.sections.privacy.BudgetConfig`); older entries have no unit |
 | ``run``, ``of`` | the run, and the order or evaluation |
 | ``rate``, ``noise``, ``times`` | the release (`fedsync.privacy.release`), and its number of times |
 """
@@ -66,7 +68,7 @@ class PrivacyLedger:
     _size: int = 0
 
     def load(self) -> PrivacyLedger:
-        """Read the ledger; raise `ConfigError` if it is damaged, or older than the audit log."""
+        """Read the ledger; raise `ConfigError` if it is damaged, older than the audit log, or of another unit."""
         if self.file is not None and self.file.parent.exists():  # reading creates no folder
             with self._alone():
                 self._read()
@@ -76,6 +78,12 @@ class PrivacyLedger:
                 problem = f"it has not the entry {n} that the audit log has: an older ledger was put back"
                 raise ConfigError(str(self.file), problem, "Put back the newest; what it lacks cannot be spent again")
         return self
+
+    def include(self, other: PrivacyLedger) -> None:
+        """Count what a ledger of the same data has spent, which has no budget any more."""
+        self.spent.update(other.spent)
+        for run, releases in other.by_run.items():
+            self.by_run.setdefault(run, Counter()).update(releases)
 
     def epsilon(self, run: str | None = None) -> float:
         releases = self.spent if run is None else self.by_run.get(run, Counter())
@@ -98,8 +106,13 @@ class PrivacyLedger:
         with self._alone():
             self._read()
             self._check(releases)
-            for release, times in releases.items():
-                self._write({"run": run, "of": of, "rate": release.rate, "noise": release.noise, "times": times})
+            self._write_all("spent", run, of, releases)
+
+    def give_back(self, run: str, of: str, releases: Mapping[Release, int]) -> None:
+        """Subtract releases of an order that was entered and did not make them; `ConfigError` as for `enter`."""
+        with self._alone():
+            self._read()
+            self._write_all("returned", run, of, releases)
 
     def _check(self, releases: Mapping[Release, int]) -> None:
         if not self.allows(releases):
@@ -140,23 +153,35 @@ class PrivacyLedger:
             line: dict[str, Any] = json.loads(raw)
             digest = line.pop("digest")
             valid = sealed_line(line) == (raw, digest) and (line["n"], line["before"]) == (self._n + 1, self._digest)
-            valid = valid and line["kind"] == "spent" and type(line["times"]) is int and line["times"] >= 0
-            if valid and all(math.isfinite(line[key]) for key in ("rate", "noise")):
+            valid = valid and type(line["times"]) is int and line["times"] >= 0
+            valid = valid and all(math.isfinite(line[key]) for key in ("rate", "noise"))
+            release = Release(line["rate"], line["noise"])
+            spent = self.by_run.get(line["run"], Counter())[release]
+            if valid and (line["kind"] == "spent" or (line["kind"] == "returned" and line["times"] <= spent)):
                 return {**line, "digest": digest}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         raise ConfigError(str(self.file), f"its entry {self._n + 1} is not as it was written", "Put back the newest")
 
     def _take(self, line: Mapping[str, Any]) -> None:
+        if line.get("unit", self.budget.unit) != self.budget.unit:
+            problem = f"it counts for each {line['unit']}, and the budget is for each {self.budget.unit}"
+            remedy = f"Write unit: {line['unit']}, or give the data another name, which begins a new budget"
+            raise ConfigError(str(self.file), problem, remedy)
         self._n, self._digest = line["n"], line["digest"]
         self._digests.append(self._digest)
-        release = Release(line["rate"], line["noise"])
-        self.spent[release] += line["times"]
-        self.by_run.setdefault(line["run"], Counter())[release] += line["times"]
+        release, times = Release(line["rate"], line["noise"]), line["times"]
+        for counted in (self.spent, self.by_run.setdefault(line["run"], Counter())):
+            counted[release] += times if line["kind"] == "spent" else -times
+
+    def _write_all(self, kind: str, run: str, of: str, releases: Mapping[Release, int]) -> None:
+        for release, times in releases.items():
+            named = {"kind": kind, "unit": self.budget.unit, "run": run, "of": of}
+            self._write({**named, "rate": release.rate, "noise": release.noise, "times": times})
 
     def _write(self, fields: Mapping[str, str | float]) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        said: dict[str, Any] = {**fields, "kind": "spent", "n": self._n + 1, "at": at, "before": self._digest}
+        said: dict[str, Any] = {**fields, "n": self._n + 1, "at": at, "before": self._digest}
         line, digest = sealed_line(said)
         if len(line) >= MOST_LINE:
             problem = f"the names of run and order make an entry of {len(line)} bytes, at most {MOST_LINE - 1}"
@@ -211,6 +236,13 @@ class PrivacyTally:
 
     def add(self, releases: Mapping[Release, int]) -> None:
         self.releases.update(releases)
+        self._keep()
+
+    def give_back(self, releases: Mapping[Release, int]) -> None:
+        self.releases.subtract(releases)
+        self._keep()
+
+    def _keep(self) -> None:
         if self.file is not None:
             counted = [[release.rate, release.noise, times] for release, times in self.releases.items()]
             text = json.dumps([self.silo, self.delta, self.budget, self.accountant, counted])

@@ -48,9 +48,6 @@ from fedsync.silo.session.session import SiloSession
 
 logger = foreign.logger(__name__)
 
-_RECORD_S = 60.0
-"""Longest wait until extensions have recorded an order that hangs [s]."""
-
 _Reply = tuple[Reply, Payload | None]
 
 
@@ -168,10 +165,6 @@ class TrainerService:
 
     def _carry_out(self, job: OrderJob, received: Payload) -> Completed:
         def found(error: Hanging) -> None:
-            # Extensions record it first: this process may end as soon as it has given up. A record may hang as well.
-            record = threading.Thread(target=self._session.give_up, name="given up", daemon=True)
-            record.start()
-            record.join(_RECORD_S)
             self._give_up()
             self._orders.hang(job, error, self.holds)
 

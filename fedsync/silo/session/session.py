@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -110,7 +110,8 @@ class SiloSession:
             self._trainer = local_trainer(spec, identity, many=virtual)
         plan = spec.encryption_plan(self._trainer.facts.layout)
         noise = None if plan is None else plan.noise
-        guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, seeded=virtual) if private else None
+        kept = None if virtual else folder
+        guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, seeded=virtual) if private else None
         self._extensions: list[SessionExtension] = [] if guard is None else [guard]
         self.tally = None if guard is None else guard.tally
         trainer: Estimating = self._trainer
@@ -202,10 +203,9 @@ class SiloSession:
         base = self.receive(received, order.base_version)
         received_s = perf_counter()
         model, cursor = self._about(order, base)
-        with ExitStack() as around:
-            for each in self._extensions:
-                around.enter_context(each.training(order))
-            outcome = self._run(order, model, cursor, watch)
+        for each in self._extensions:
+            each.begins(order)
+        outcome = self._run(order, model, cursor, watch)
         if self._owner.limits is not None:
             self._owner.check_done(outcome.report.samples)
         for each in self._extensions:
@@ -223,11 +223,6 @@ class SiloSession:
             report = replace(report, overhead_s=cost_s)
         following = outcome.cursor if order.subject is Subject.LAST else self.cursor
         return self._over(order, Completed(report, update), following, beside)
-
-    def give_up(self) -> None:
-        """Tell extensions that the order in work hangs."""
-        for each in self._extensions:
-            each.given_up()
 
     def _carry_over(self, order: WorkOrder) -> None:
         """Keep own updates from the first order on that may be continued from them."""

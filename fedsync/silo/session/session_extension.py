@@ -7,9 +7,8 @@ calls their hooks in this order. The session's own code knows no single extensio
 |---|---|---|
 | first updates are estimated, to choose the range of encrypted values | `estimating` | replace the trainer |
 | an order arrived | `allow` | change it, or refuse it by an error |
-| the order's model is here | `as_trained`, `start`, `correction` | change what the trainer does, and from where |
-| while the order is trained | `training` | be a context around it, for example to see errors |
-| the order hangs | `given_up` | record it |
+| the order's model is here | `begins` | record that training begins, or refuse the order by an error |
+| then | `as_trained`, `start`, `correction` | change what the trainer does, and from where |
 | the order was trained | `released` | change the outgoing result, or record it |
 | the answer is saved | `beside` | save vectors with it |
 | the answer is saved, or was loaded after a restart | `done` | continue from this answer |
@@ -21,7 +20,6 @@ See `fedsync.core.extension` for features that take part in the decisions of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from fedsync.core.orders import Evaluation, WorkOrder
@@ -44,6 +42,8 @@ class SessionExtension:
     def allow(self, order: WorkOrder) -> WorkOrder:
         return order
 
+    def begins(self, order: WorkOrder) -> None: ...
+
     def as_trained(self, order: WorkOrder) -> WorkOrder:
         return order
 
@@ -54,12 +54,6 @@ class SessionExtension:
     def correction(self, order: WorkOrder) -> Vector | None:
         """Return a term for the gradients of an order, float32 [values]; the first that is not None counts."""
         return None
-
-    def training(self, order: WorkOrder) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def given_up(self) -> None:
-        """Handle an order in work that hangs, from another thread, before the server learns of it; raise nothing."""
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         return outcome
