@@ -180,8 +180,7 @@ class EncryptedAggregator:
         roster = self._announcements.roster(silo) if self._plan.masked else b""
         key = held, self._inbox.attempt(silo, self._chain.newest), roster
         if key not in self._made:
-            made = replace(self._catch_up(held), attempt=key[1], roster=roster)
-            self._made[key] = self._files.write(made.nbytes, made.parts())
+            self._made[key] = replace(self._catch_up(held), attempt=key[1], roster=roster).encode(self._files)
         return self._made[key]
 
     def _calibrate(self) -> None:

@@ -183,7 +183,7 @@ class EncryptedReplica:
             votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
-        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.statistics))
+        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.header))
         annex = b"" if self._masking is None else self._masking.announcement
         head, signing = self._head(member, first, 1, annex=annex), self._ring.own.signing
         parts = seal_pieces(head, [slots], Serial(self._sealer), self._authenticator, signing)
@@ -205,7 +205,7 @@ class EncryptedReplica:
         votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
         progress = weighting.progress(report.steps)
         own = Contribution(weight, votes, progress, *self._figures(order, report))
-        header = tally.build(own, plan.cap, plan.statistics)
+        header = tally.build(own, plan.cap, plan.header)
         chain = self._state.history.chain(order.base_version)
         if chain is None:
             raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
