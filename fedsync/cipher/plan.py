@@ -14,7 +14,7 @@ import numpy as np
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.sums import slots_of
-from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm
+from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm, header_form
 from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.common.errors import ConfigError
 from fedsync.core.report_checks import MAX_EXAMPLES
@@ -138,7 +138,7 @@ class EncryptionPlan:
 
     @cached_property
     def header(self) -> HeaderForm:
-        return HeaderForm(len(self.sealed.names), self.statistics)
+        return header_form(len(self.sealed.names), self.statistics)
 
     @property
     def most_models(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Integers, Packing, Slots
-from fedsync.cipher.encoding.tally import HeaderForm
+from fedsync.cipher.encoding.tally import header_form
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.evaluation.metrics.metric_types import Statistic
 from fedsync.model.layout import Layout, Vector
@@ -60,7 +60,7 @@ class QuantizationGrid:
 
     @cached_property
     def head(self) -> int:
-        return HeaderForm(len(self.layout.names), self.statistics).slots
+        return header_form(len(self.layout.names), self.statistics).slots
 
     @cached_property
     def chunks(self) -> int:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -99,6 +99,9 @@ class HeaderForm:
     def _behind_votes(self) -> int:
         return _VOTES + -(-self.groups * BINS // _PER_SLOT)
 
+
+header_form = lru_cache(maxsize=64)(HeaderForm)
+"""Shared `HeaderForm`: its numbers are derived once."""
 
 _COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES, _TRAINING = 0, 1, 2, 6, 10, 14, 18, 22
 _HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27, 28, 29, 30, 31
@@ -203,7 +206,7 @@ def build(own: Contribution, cap: int, form: HeaderForm | None = None) -> Slots:
         raise ValueError(f"weight {own.weight} lies outside 1..{cap}")
     if not (math.isfinite(own.progress) and own.progress > 0):
         raise ValueError(f"progress {own.progress} is not a positive number")
-    form = form or HeaderForm(len(own.exponents))
+    form = form or header_form(len(own.exponents))
     slots = np.zeros(form.slots, dtype=np.int64)
     slots[_COUNT] = 1
     put(slots, _WEIGHT, own.weight)
