@@ -49,9 +49,9 @@ from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import PooledFigures, Subject
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
-from fedsync.model.control_variates import serial_of
+from fedsync.model.control_variates import backed
 from fedsync.model.layout import Vector
-from fedsync.model.server_optimizer import Backing, ServerOptimizer
+from fedsync.model.server_optimizer import ServerOptimizer
 from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
@@ -160,9 +160,8 @@ class Opener:
         pace, change = optimizer.pace([state.version - member.round for member in members]), opened.change
         backing, counted = None, state.counted
         if optimizer.controls and opened.tally is not None:
-            counted = {**counted, **dict(serial_of(member.update_id) for member in members)}
-            steps, newcomers = opened.tally.effective_progress, len(counted) - len(state.counted)
-            backing = Backing(self._plan.weighting.rate * steps, opened.tally.weight, len(members), newcomers)
+            steps = self._plan.weighting.rate * opened.tally.effective_progress
+            counted, backing = backed(counted, [member.update_id for member in members], steps, opened.tally.weight)
         advanced = optimizer.advance(state.moments, change, pace, _MEMORY, backing)
         if advanced is None:
             return state
