@@ -32,7 +32,7 @@ from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_pieces
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
-from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Adder, Member, Words, form_of
+from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Adder, Member, Words, check_words, form_of
 from fedsync.common.errors import ConfigError
 from fedsync.model.layout import Layout, Vector
 
@@ -215,7 +215,7 @@ class _Round:
 
     def check_and_add(self, total: Words, words: Words) -> None:
         """The server's work on the words of one update."""
-        self._adder.check(words, "silo")
+        check_words(words, self._form, "silo")
         self._adder.add(total, words)
 
     def aggregate(self, total: Words, tag: wire.Tag, members: tuple[Member, ...]) -> bytes:

@@ -40,7 +40,7 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.sealed_aggregator import SUMS, EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
-from fedsync.cipher.suites.suite import Adder, Member, form_of
+from fedsync.cipher.suites.suite import Adder, Member, check_words, form_of
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder, WorkReport
@@ -77,7 +77,7 @@ def stages(kind: str, bits: int) -> list[tuple[str, float]]:
         "quantise, pack": lambda: [slots for slots, _ in grid.encode(header, update, 1.0, rng)],
         "tag: linear hash": lambda: _hashed(authenticator, words),
         "SHA-256": lambda: hashlib.sha256(words.data).digest(),
-        "server: check": lambda: adder.check(words, "silo"),
+        "server: check": lambda: check_words(words, form, "silo"),
         "server: add": lambda: adder.add(total, words),
         "seal": lambda: [sealer.seal(portion, member, 8 * at) for at, portion in enumerate(portions)],
         "open": lambda: sealer.open(words, [member]),

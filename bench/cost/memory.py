@@ -37,8 +37,8 @@ from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder
 from fedsync.model.chunked_arrays import ArrayKeeper, map_file, pieces, spans
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.transfer import Payload
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.server.checkpoints import Checkpoints, Origin
 from fedsync.silo.protocol import EvaluateModel, Identity, Train, exchange
 from fedsync.silo.session.session import SiloSession

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import numpy as np
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.sums import slots_of
-from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm
+from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm, header_form
 from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.common.errors import ConfigError
 from fedsync.core.report_checks import MAX_EXAMPLES
@@ -26,6 +26,8 @@ from fedsync.model.server_optimizer import ServerOptimizer
 
 if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
+
+_grid = lru_cache(maxsize=256)(QuantizationGrid)
 
 CAP = 2**20
 """Largest weight n_i where silos weigh by samples, and times 64 by precision. No silo's count is disclosed."""
@@ -99,7 +101,7 @@ class EncryptionPlan:
     def packing(self) -> Packing:
         return Packing(self.bits, self.form.slot_bits)
 
-    @property
+    @cached_property
     def headroom(self) -> int:
         """Bits by which the next updates may grow without being clipped.
 
@@ -107,15 +109,15 @@ class EncryptionPlan:
         """
         return 3 if self.bits == 16 else 1
 
-    @property
+    @cached_property
     def masked(self) -> bool:
         return self.form is MASKED
 
-    @property
+    @cached_property
     def cap(self) -> int:
         return {"silo": 1, "precision": PRECISION_UNIT * CAP}.get(self.weighting.by, CAP)
 
-    @property
+    @cached_property
     def limit(self) -> int:
         return self.form.limit(self.packing)
 
@@ -136,7 +138,7 @@ class EncryptionPlan:
 
     @cached_property
     def header(self) -> HeaderForm:
-        return HeaderForm(len(self.sealed.names), self.statistics)
+        return header_form(len(self.sealed.names), self.statistics)
 
     @property
     def most_models(self) -> int:
@@ -149,7 +151,7 @@ class EncryptionPlan:
         return self.sealed.size / max(self.layout.size, 1)
 
     def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
-        return QuantizationGrid(self.sealed, self.packing, tuple(exponents), self.cap, self.statistics)
+        return _grid(self.sealed, self.packing, tuple(exponents), self.cap, self.statistics)
 
     @property
     def first_exponents(self) -> tuple[int, ...]:
@@ -160,7 +162,7 @@ class EncryptionPlan:
     def chunks(self) -> int:
         return self.grid(self.first_exponents).chunks
 
-    @property
+    @cached_property
     def clear_values(self) -> int:
         return self.layout.size - self.sealed.size
 

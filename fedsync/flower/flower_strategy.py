@@ -36,6 +36,7 @@ from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
 from fedsync.flower.uncalled_methods import unexpected
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.tensor_parts import CommonForm, PartsError
 from fedsync.model.transfer import DurableAggregator
 from fedsync.observe.quality.kept_models import KeptModels
@@ -43,7 +44,6 @@ from fedsync.observe.quality.survey_report import FOLDER as SURVEY
 from fedsync.observe.quality.survey_report import after_survey
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.rounds.settings_by_round import Called, Scalar
 from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.server.driver import FlowerDriver

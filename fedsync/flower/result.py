@@ -14,9 +14,9 @@ from flwr.serverapp.strategy import Result
 from fedsync.core.actions import KeepBest
 from fedsync.flower import payloads
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.observe.quality.kept_models import KeptModels
 from fedsync.observe.recorder import ROUNDS
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.server.driver_extension import DriverExtension
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import FP32, WireFormat, check_length, check_magnitudes
+from fedsync.model.plain_wire import FP32, WireFormat, check_length, check_values
 from fedsync.model.transfer import OtherVersion, Payload
 
 HEAD_BYTES = 16
@@ -138,8 +138,7 @@ class HeldModel:
         return model
 
     def _whole(self, payload: Payload) -> Vector:
-        FP32.check(payload, self._values, SERVER)
-        check_magnitudes(payload.view(np.float32), SERVER)
+        check_values(FP32, self._values, SERVER, payload)
         return payload.view(np.float32)
 
     def _continued(self, payload: Payload, count: int) -> Vector:
@@ -151,7 +150,7 @@ class HeldModel:
         for part in parts:
             self._wire.check(part, self._values, SERVER)
         model = _moved(self._wire, self.model, parts, self._keeper)
-        check_magnitudes(model, SERVER)
+        check_values(FP32, model.size, SERVER, model)
         return model
 
 

@@ -33,7 +33,7 @@ Source: Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1, option II.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -42,7 +42,7 @@ import numpy as np
 from fedsync.common.errors import SERVER
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import check_length, check_magnitudes
+from fedsync.model.plain_wire import FP32, check_length, check_values
 from fedsync.model.server_optimizer import LARGEST, Backing, Moments, Part, ServerOptimizer
 from fedsync.model.transfer import Payload
 
@@ -116,13 +116,23 @@ class ControlledModel:
         length = 8 * values
         check_length(payload, length + max(payload.nbytes - length, 0) // _COUNTED.itemsize * _COUNTED.itemsize, SERVER)
         model, control = payload[: 4 * values].view(np.float32), payload[4 * values : length].view(np.float32)
-        check_magnitudes(control, SERVER)
+        check_values(FP32, values, SERVER, control)
         table = np.frombuffer(payload[length:].tobytes(), _COUNTED)
         return cls(model, control, {bytes(row["silo"]).ljust(8, b"\0"): int(row["serial"]) for row in table})
 
 
 def key_of(silo: str) -> bytes:
     return hashlib.sha256(silo.encode()).digest()[:8]
+
+
+def backed(
+    counted: Mapping[str, int], update_ids: Collection[str], steps: float, weight: float
+) -> tuple[dict[str, int], Backing]:
+    """Return the serial of each silo's last committed update after a commit of these updates, and the commit's backing;
+    ``counted`` has the serials before.
+    """
+    after = {**counted, **dict(map(serial_of, update_ids))}
+    return after, Backing(steps, weight, len(update_ids), len(after) - len(counted))
 
 
 def serial_of(update_id: str) -> tuple[str, int]:

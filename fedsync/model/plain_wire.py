@@ -114,11 +114,13 @@ class Wire:
     down: WireFormat = FP32
 
 
-def check_magnitudes(vector: Vector, sender: str) -> None:
-    """Check that a peer's float32 values are finite and at most `MAX_MAGNITUDE`; raises `ProtocolError` if not."""
-    for start, stop in spans(vector.size, 4):
-        low, high = np.min(vector[start:stop]), np.max(vector[start:stop])
-        give_back(vector)
+def check_values(wire: WireFormat, size: int, sender: str, payload: Payload) -> None:
+    """Raise `ProtocolError` for a wrong type, shape or length, or a value not finite or beyond `MAX_MAGNITUDE`."""
+    wire.check(payload, size, sender)
+    for start, stop in spans(size, 4):
+        span = wire.decode(payload, start, stop)
+        low, high = np.min(span), np.max(span)  # NaN and infinity show without a temporary array
+        give_back(payload)
         if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):  # NaN fails every comparison
             told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
             raise ProtocolError(sender, "finite", told)

@@ -15,10 +15,10 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.state import Policies
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.transfer import DurableAggregator
 from fedsync.observe.ledger import KEPT_ROUNDS
 from fedsync.observe.recorder import Exporter, Listener, Recorder
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys

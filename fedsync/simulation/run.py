@@ -17,13 +17,13 @@ from fedsync.config.sections.survey import survey_of
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.tensor_parts import CommonForm
 from fedsync.model.transfer import Aggregator, Replica
 from fedsync.observe.quality.kept_models import KeptModels
 from fedsync.observe.quality.survey_report import FOLDER, after_survey
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.owner.privacy_ledger import spent_by
 from fedsync.silo.owner.refusals import code_of, explained, explained_together, explained_too_few
 from fedsync.silo.protocol import Identity, Refusal, Refused

@@ -9,7 +9,7 @@ from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
-from fedsync.cipher.suites.suite import FORMS, NO_DIGEST, Adder, Member, Sealer, Words
+from fedsync.cipher.suites.suite import FORMS, NO_DIGEST, Adder, Member, Sealer, Words, check_words
 
 KINDS = tuple(FORMS)
 NOT_USED = Member("nobody/0", 0, bytes(16), NO_DIGEST)
@@ -46,6 +46,6 @@ def summed(kind: str, words: list[Words]) -> Words:
     adder = Adder(FORMS[kind])
     total = words[0].copy()
     for one in words[1:]:
-        adder.check(one, "silo")
+        check_words(one, adder.form, "silo")
         adder.add(total, one)
     return total

@@ -80,7 +80,7 @@ def test_who_adds_updates_up_holds_a_span_of_each(silos: int, tmp_path: Path) ->
     sums = made[0][of.nbytes - WORDS.nbytes - TRAILER_BYTES :][: PAD.chunk_bytes].view(np.uint64)
     assert sums.tolist() == [int(word) * silos % PAD.modulus for word in WORDS[0].tolist()]
     brings = CatchUp(Start.HELD, 0, 1, (Link(LinkKind.ADD, (LinkEntry(1, (made[0],)),)),))
-    assert peak_of(lambda: made.append(files.write(brings.nbytes, brings.parts()))) < 2 * MIB
+    assert peak_of(lambda: made.append(brings.encode(files))) < 2 * MIB
     assert bytes(decode(made[1]).links[0].entries[0].sums[0]) == made[0].tobytes()
 
 

@@ -13,8 +13,8 @@ from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport, fa
 from fedsync.core.orders import UpdateMeta as Meta
 from fedsync.core.orders import Window as Seen
 from fedsync.core.report_checks import check_evaluation, check_facts, check_report, check_sealed, sound
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_replica import PlainReplica
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.core.make import answer, begin
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)

@@ -15,10 +15,10 @@ from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import UpdateArrived, WorkFailed
 from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.ops.local import run_local
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.protocol import Completed, Identity
 from fedsync.silo.session.order_results import LastOrders
 from fedsync.silo.session.session import SiloSession

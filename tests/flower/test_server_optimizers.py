@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.actions import Commit
 from fedsync.model.layout import Vector
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.policies.schema import kinds
 
 pytestmark = pytest.mark.usefixtures("silos_here")

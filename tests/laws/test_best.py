@@ -17,10 +17,10 @@ from fedsync.core.actions import Dispatch, Evaluate, KeepBest
 from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Payload
 from fedsync.observe.replay import replay
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.protocol import Completed, EvaluateModel
 from tests.laws.kinds import cases, configuration, name_of
 from tests.laws.test_wire import BACK, CHANGES, SIZE, Silo

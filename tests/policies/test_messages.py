@@ -12,7 +12,7 @@ from fedsync.common.errors import FedSyncError
 from fedsync.core.actions import Commit
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.policies.balance.balancer_base import CurvePolicy
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
 from fedsync.policies.barrier.climbing import ClimbingInterval

@@ -21,7 +21,7 @@ from fedsync.core.journal import JOURNAL
 from fedsync.model import chunked_arrays
 from fedsync.model.chunked_arrays import ArrayKeeper, digest, file_part, map_file
 from fedsync.model.layout import Layout, Vector
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.server import array_files
 from fedsync.server.array_files import ArrayFiles, in_own_file, read
 from fedsync.server.checkpoints import FOLDER, Checkpoints, Origin, prepare

@@ -16,10 +16,10 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL, read_journal
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.server.checkpoints import FOLDER, FORMAT, digest
 from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
 from tests.flower.grid import DirectGrid, honest, silos_in_this_process, trainers

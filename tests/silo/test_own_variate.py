@@ -16,7 +16,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.model.layout import Vector
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.silo.protocol import Completed, Identity
 from fedsync.silo.session import order_results
 from fedsync.silo.session.own_variate import VARIATE, StepControl

@@ -14,11 +14,11 @@ from fedsync.core.events import Event
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Replica
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.protocol import Completed, EvaluateModel
 from fedsync.simulation.engine import VirtualDriver, Worker
 from fedsync.simulation.machine import Machine

@@ -23,7 +23,7 @@ KEYS: Changes = {
         ),
         (
             "the-server-can-try-out-grids",
-            'return hmac.digest(self.derive(Purpose.NAME), digest, "sha256")',
+            'return hmac.digest(self._naming, digest, "sha256")',
             'return hmac.digest(self.fingerprint, digest, "sha256")',
         ),
     ),

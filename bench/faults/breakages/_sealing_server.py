@@ -57,14 +57,13 @@ SERVER: Changes = {
         ),
         (
             "an-update-that-silos-have-forgotten-is-added",
-            "update.base <= newest - WINDOW",
-            "update.base < newest - WINDOW",
+            "update.envelope.head.round <= newest - WINDOW",
+            "update.envelope.head.round < newest - WINDOW",
         ),
         (
             "one-silo-of-another-past-ends-the-round",
-            '        self._agree(taken, lambda one: one.base, lambda one: one.chain, "is built on '
-            'another past than the others")\n',
-            "",
+            "(one.envelope.head.round, one.envelope.head.members[0].chain), past)",
+            "(0, b''), past)",
         ),
         (
             "a-sealed-update-is-committed-twice",
@@ -73,8 +72,8 @@ SERVER: Changes = {
         ),
         (
             "a-committed-order-is-answered-again",
-            "            self._ordered.pop(update_id, None)\n        _drop",
-            "            pass\n        _drop",
+            "            self._ordered.pop(update_id, None)\n        forgotten",
+            "            pass\n        forgotten",
         ),
         (
             "a-restarted-server-asks-for-masks-again",

@@ -42,8 +42,8 @@ SILO: Changes = {
         ),
         (
             "what-was-evaluated-is-forgotten-with-the-process",
-            "        if self.file is not None:\n            text",
-            "        if False:\n            text",
+            "            if self.file is not None:\n                text",
+            "            if False:\n                text",
         ),
         (
             "an-order-that-trains-tells-of-the-test-split",

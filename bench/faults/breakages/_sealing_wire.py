@@ -38,7 +38,7 @@ WIRE: Changes = {
         ),
         (
             "one-link-adds-two-versions",
-            "if not link.well_formed:",
+            "if not {LinkKind.ADD: count == 1, LinkKind.UNDO: count >= 1, LinkKind.EMPTY: count == 0}[link.kind]:",
             "if False:",
         ),
         (
@@ -50,13 +50,13 @@ WIRE: Changes = {
     "cipher/encoding/integrity.py": (
         (
             "forged-sums-are-opened",
-            "if not hmac.compare_digest(_packed(expected), _packed(tag)):",
+            "if not hmac.compare_digest(TAG.pack(*expected), TAG.pack(*envelope.tag)):",
             "if False:",
         ),
         (
             "half-of-a-tag-is-compared",
-            "hmac.compare_digest(_packed(expected), _packed(tag))",
-            "hmac.compare_digest(_packed(expected)[:8], _packed(tag)[:8])",
+            "hmac.compare_digest(TAG.pack(*expected), TAG.pack(*envelope.tag))",
+            "hmac.compare_digest(TAG.pack(*expected)[:8], TAG.pack(*envelope.tag)[:8])",
         ),
         (
             "what-is-opened-is-not-compared-with-what-was-authenticated",
@@ -70,13 +70,13 @@ WIRE: Changes = {
         ),
         (
             "a-tag-has-no-pad",
-            'wide = hmac.digest(key, b"fedsync pad of a tag 1\\0" + member_context(head, member), "sha512")',
-            "wide = bytes(64)",
+            'hmac.digest(self._pad_key, b"fedsync pad of a tag 1\\0" + member_context(head, member), "sha512")',
+            "bytes(64)",
         ),
         (
             "pads-and-factors-share-a-key",
-            'key = self._derived(b"pad")',
-            'key = self._derived(b"s")',
+            'self._derived(b"pad")',
+            'self._derived(b"s")',
         ),
         (
             "chunks-can-be-exchanged",

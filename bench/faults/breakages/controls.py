@@ -8,7 +8,7 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/model/test_control_variates.py",
     "tests/model/test_server_optimizer.py",
-    "tests/policies/aggregate/test_stepping.py",
+    "tests/model/test_stepping.py",
     "tests/silo/test_own_variate.py",
     "tests/cipher/silo/test_optimizer.py",
     "tests/simulation/test_control_variates.py",
@@ -26,7 +26,7 @@ _CHANGES: Changes = {
         ("weights-of-no-silos-pass-for-some", "return len(powers) == 1 and 0 <= powers[0] <= LARGEST", "return True"),
         (
             "variates-that-are-no-numbers-are-followed",
-            "        check_magnitudes(control, SERVER)\n",
+            "        check_values(FP32, values, SERVER, control)\n",
             "",
         ),
         (
@@ -42,7 +42,7 @@ _CHANGES: Changes = {
             "sum(meta.steps for meta in metas) / len(metas)",
         ),
     ),
-    "policies/aggregate/plain_aggregator.py": (
+    "model/plain_aggregator.py": (
         (
             "discarded-updates-count-for-silos",
             "        self._waiting.discard(update_id)\n",
@@ -87,8 +87,8 @@ _CHANGES: Changes = {
         ("stale-updates-move-the-mean", "any(m.round != state.version for m in one.head.members)", "False"),
         (
             "sealed-commits-are-worth-one-step",
-            "Backing(self._plan.weighting.rate * steps,",
-            "Backing(self._plan.weighting.rate * 1.0,",
+            "steps = self._plan.weighting.rate * opened.tally.effective_progress",
+            "steps = self._plan.weighting.rate",
         ),
         (
             "spoiled-updates-count-for-silos",

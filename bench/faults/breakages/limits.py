@@ -65,7 +65,7 @@ _CHANGES: Changes = {
             "                pass\n",
         ),
     ),
-    "policies/aggregate/plain_aggregator.py": (
+    "model/plain_aggregator.py": (
         ("a-run-leaves-a-model-that-was-taken-back", "        self._public.restart(public)\n", ""),
     ),
     "cipher/server/chain.py": (

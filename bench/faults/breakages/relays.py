@@ -7,7 +7,7 @@ from bench.faults.breakages._core import Changes
 
 TESTS = (
     "tests/cipher/server/test_region.py",
-    "tests/policies/aggregate/test_region.py",
+    "tests/model/test_region.py",
     "tests/attacks/test_lying_relay.py",
     "tests/attacks/test_lying_region_member.py",
     "tests/attacks/test_lying_relay_messages.py",
@@ -195,7 +195,7 @@ _CHANGES: Changes = {
             "None, plan.chunks, update_id, None,",
         ),
     ),
-    "policies/aggregate/commit_updates.py": (
+    "model/commit_updates.py": (
         ("a-region-counts-as-one-silo", "first: sum(weights[member] for member in whole)", "first: weights[first]"),
         (
             "a-part-of-a-region-s-mean-counts",
@@ -208,7 +208,7 @@ _CHANGES: Changes = {
         ("a-relay-weighs-all-silos-the-same", "np.float32(share / whole)", "np.float32(1 / len(updates))"),
         ("a-relay-adds-up-updates-of-other-versions", "by_base.setdefault(base, {})", "by_base.setdefault(0, {})"),
     ),
-    "policies/aggregate/plain_aggregator.py": (
+    "model/plain_aggregator.py": (
         ("sums-of-regions-are-in-no-checkpoint", '    "sums": "_waiting.sums",\n', ""),
         (
             "a-mean-of-other-versions-is-taken",

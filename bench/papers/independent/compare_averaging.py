@@ -11,8 +11,8 @@ from fedsync.core.events import UpdateArrived
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.core.weighting import Solver
 from fedsync.model.control_variates import ControlledModel, ControlVariates, key_of
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.policies.aggregate.aggregate_kinds import FedAsync, FedNova
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.aggregate.weighers import Constant, Hinge, Polynomial
 from fedsync.silo.session.own_variate import OwnVariate
 

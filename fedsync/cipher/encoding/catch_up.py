@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from fedsync.cipher.encoding.fields import FieldCheck, read_name, write_name
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, SiloKeys, is_signed
 from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common.errors import ProtocolError
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.chunked_arrays import pieces as array_pieces
 from fedsync.model.transfer import Payload
 
@@ -108,11 +109,6 @@ class Link:
     kind: LinkKind
     entries: tuple[LinkEntry, ...] = ()
 
-    @property
-    def well_formed(self) -> bool:
-        count = len(self.entries)
-        return {LinkKind.ADD: count == 1, LinkKind.UNDO: count >= 1, LinkKind.EMPTY: count == 0}[self.kind]
-
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
@@ -135,16 +131,11 @@ class CatchUp:
     attempt: int = 0
     roster: Piece = b""
 
-    def encode(self) -> Payload:
-        return np.frombuffer(b"".join(self.parts()), dtype=np.uint8)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self._pieces()))
-
-    def parts(self) -> Iterator[bytes | memoryview]:
-        for piece in self._pieces():
-            yield from array_pieces(piece) if isinstance(piece, np.ndarray) else (piece,)
+    def encode(self, keeper: ArrayKeeper | None = None) -> Payload:
+        """Encode, uint8 [bytes]; ``keeper`` stores the message, by default in memory."""
+        pieces = self._pieces()
+        parts = (array_pieces(piece) if isinstance(piece, np.ndarray) else (piece,) for piece in pieces)
+        return (keeper or ArrayKeeper()).write(sum(map(len, pieces)), chain.from_iterable(parts))
 
     def _pieces(self) -> list[Piece]:
         whole = (self.model, self.calibration, self.roster)
@@ -192,7 +183,7 @@ def _link(reader: _Reader, newest: int) -> Link:
         pieces = tuple(reader.piece(reader.fields(_LENGTH)[0]) for _ in range(sums))
         entries.append(LinkEntry(version, pieces, reader.piece(clear_bytes), reader.piece(reveal_bytes)))
     link = Link(LinkKind(kind), tuple(entries))
-    if not link.well_formed:
+    if not {LinkKind.ADD: count == 1, LinkKind.UNDO: count >= 1, LinkKind.EMPTY: count == 0}[link.kind]:
         reader.fail(f"a link of kind {link.kind.name} with {count} entries")
     return link
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import dataclass
 
 from fedsync.cipher.suites.suite import DIGEST_BYTES, NO_DIGEST, NONCE_BYTES, Member
 from fedsync.common.errors import ProtocolError
@@ -19,11 +20,11 @@ _MEMBER = struct.Struct(f"<Q{NONCE_BYTES}s{DIGEST_BYTES}s")
 _DIGESTS = struct.Struct(f"<{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
+@dataclass(frozen=True, slots=True)
 class FieldCheck:
     """Checks that raise a `ProtocolError` in the sender's name."""
 
-    def __init__(self, sender: str) -> None:
-        self.sender = sender
+    sender: str
 
     def fail(self, check: str, detail: str) -> None:
         raise ProtocolError(self.sender, check, detail)

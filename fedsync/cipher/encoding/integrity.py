@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.sealed_wire import TAG_PARTS, Envelope, Head, Tag, member_context
+from fedsync.cipher.encoding.sealed_wire import TAG, TAG_PARTS, Envelope, Head, Tag, member_context
 from fedsync.cipher.suites.pad import Keystream
-from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Form, Words
+from fedsync.cipher.suites.suite import NO_DIGEST, Form, Words, check_words
 from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import give_back, spans
 
@@ -49,37 +50,37 @@ class WordHash:
     8,192 words of 60 bits, that takes 30 + 10 + 13 = 53 bits. The inner sums therefore are a matrix product.
     """
 
-    def __init__(self, form: Form, pieces: NDArray[np.float64], weights: list[int], factors: Keystream) -> None:
+    def __init__(
+        self, form: Form, half: int, pieces: NDArray[np.float64], weights: list[int], factors: Keystream
+    ) -> None:
         self._modulus, self._pieces, self._weights, self._factors = form.modulus, pieces, weights, factors
-        self._half = np.uint64(_half_bits(form))
-        self._mask = np.uint64((1 << int(self._half)) - 1)
+        self._half, self._mask = np.uint64(half), np.uint64((1 << half) - 1)
         self._halves = np.empty((_HALVES * _GROUP, form.words))
         self._sums = [0] * TAG_PARTS
 
     def take(self, words: Words) -> None:
-        """Hash the next chunks, uint64 [chunks, words of a chunk], all below the modulus, as `Adder.check` ensures."""
+        """Hash the next chunks, uint64 [chunks, words of a chunk], all below the modulus, as `check_words` ensures."""
         for first in range(0, len(words), _GROUP):
-            self._take(words[first : first + _GROUP])
-
-    def _take(self, words: Words) -> None:
-        count = len(words)
-        halves = self._halves[: _HALVES * count]
-        np.bitwise_and(words, self._mask, out=halves[:count], casting="unsafe")
-        np.right_shift(words, self._half, out=halves[count:], casting="unsafe")
-        # One product per stretch of positions; the sum over stretches is exact, too.
-        stretches = halves.reshape(_HALVES * count, -1, _STRETCH).transpose(1, 0, 2)
-        products = (stretches @ self._pieces).sum(axis=0).astype(np.int64).reshape(_HALVES, count, TAG_PARTS, -1)
-        blocks = products.transpose(1, 2, 0, 3).reshape(count, TAG_PARTS, -1).tolist()
-        # A number of 128 bits, reduced, is practically uniform below the modulus.
-        factors = self._factors.words(2 * TAG_PARTS * count).reshape(count, TAG_PARTS, 2).tolist()
-        for inner, outer in zip(blocks, factors, strict=True):
-            for check, (low, high) in enumerate(outer):
-                self._sums[check] += sum(map(mul, inner[check], self._weights)) % self._modulus * (high << 64 | low)
+            group = words[first : first + _GROUP]
+            count = len(group)
+            halves = self._halves[: _HALVES * count]
+            np.bitwise_and(group, self._mask, out=halves[:count], casting="unsafe")
+            np.right_shift(group, self._half, out=halves[count:], casting="unsafe")
+            # One product per stretch of positions; the sum over stretches is exact, too.
+            stretches = halves.reshape(_HALVES * count, -1, _STRETCH).transpose(1, 0, 2)
+            products = (stretches @ self._pieces).sum(axis=0).astype(np.int64).reshape(_HALVES, count, TAG_PARTS, -1)
+            blocks = products.transpose(1, 2, 0, 3).reshape(count, TAG_PARTS, -1).tolist()
+            # A number of 128 bits, reduced, is practically uniform below the modulus.
+            factors = self._factors.words(2 * TAG_PARTS * count).reshape(count, TAG_PARTS, 2).tolist()
+            for inner, outer in zip(blocks, factors, strict=True):
+                for check, (low, high) in enumerate(outer):
+                    self._sums[check] += sum(map(mul, inner[check], self._weights)) % self._modulus * (high << 64 | low)
 
     def value(self) -> Tag:
         return tuple(one % self._modulus for one in self._sums)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Authentic:
     """Message whose tag was verified; made by `Authenticator.authenticate`.
 
@@ -87,11 +88,11 @@ class Authentic:
     released only after h of all words up to its end equals the value at verification (``reached``).
     """
 
-    def __init__(
-        self, envelope: Envelope, sender: str, reached: tuple[Tag, ...], hasher: Callable[[], WordHash]
-    ) -> None:
-        self.head = envelope.head
-        self._words, self._sender, self._reached, self._hasher = envelope.words, sender, reached, hasher
+    head: Head
+    _words: Words
+    _sender: str
+    _reached: tuple[Tag, ...]
+    _hasher: Callable[[], WordHash]
 
     def spans(self) -> Iterator[Words]:
         """Yield private copies of all words, uint64 [chunks of a span, words of a chunk]. Raise `ProtocolError` if the
@@ -115,45 +116,41 @@ class Authenticator:
 
     def __init__(self, key: bytes, form: Form) -> None:
         self._key = hmac.digest(key, b"fedsync tag 2\0" + bytes([form.code]), "sha256")
-        self._form = form
-        bits = _EXACT - _half_bits(form) - (form.words - 1).bit_length()
+        self._form, self._pad_key, self._factor_key = form, self._derived(b"pad"), self._derived(b"s")
+        self._half = -(-form.modulus.bit_length() // _HALVES)
+        bits = _EXACT - self._half - (form.words - 1).bit_length()
         shifts = range(0, form.modulus.bit_length(), bits)
         rho = np.stack([_uniform(self._derived(b"rho", check), form) for check in range(TAG_PARTS)], axis=1)
         cut = [(rho >> np.uint64(shift)) & np.uint64((1 << bits) - 1) for shift in shifts]
         self._pieces = np.stack(cut, axis=2).reshape(-1, _STRETCH, TAG_PARTS * len(cut)).astype(np.float64)
-        self._weights = [1 << (_half_bits(form) * half + shift) for half in range(_HALVES) for shift in shifts]
+        self._weights = [1 << (self._half * half + shift) for half in range(_HALVES) for shift in shifts]
 
     def hasher(self) -> WordHash:
-        return WordHash(self._form, self._pieces, self._weights, Keystream(self._derived(b"s")))
+        return WordHash(self._form, self._half, self._pieces, self._weights, Keystream(self._factor_key))
 
     def tag(self, hashed: Tag, head: Head) -> Tag:
         """Compute the tag of an update from its `WordHash.value`; the member must already have its digests."""
         if head.members[0].digest == NO_DIGEST:
             raise PolicyError(f"{head.members[0].update_id} is to be tagged before its words have a digest")
-        return added(hashed, self._pads(head), self._form)
-
-    def check(self, hashed: Tag, head: Head, tag: Tag, sender: str) -> None:
-        """Check the tag of a sum against its `WordHash.value`, before the sum is opened. Raise `ProtocolError` if the
-        words are not the sum of the words that the members in ``head`` sealed.
-        """
-        expected = added(hashed, self._pads(head), self._form)
-        if not hmac.compare_digest(_packed(expected), _packed(tag)):
-            raise ProtocolError(sender, "tag", f"the sum is not that of the {len(head.members)} updates that are named")
+        return self._padded(hashed, head)
 
     def authenticate(self, envelope: Envelope, sender: str) -> Authentic:
-        """Verify a whole message, or raise `ProtocolError` as in `check`."""
-        hasher, reached = self.hasher(), list[Tag]()
+        """Verify a whole sum before it is opened. Raise `ProtocolError` if its words are not the sum of the words that
+        the members in its head sealed.
+        """
+        head, hasher, reached = envelope.head, self.hasher(), list[Tag]()
         for span in _copies(envelope.words, self._form, sender):
             hasher.take(span)
             reached.append(hasher.value())
-        self.check(hasher.value(), envelope.head, envelope.tag, sender)
-        return Authentic(envelope, sender, tuple(reached), self.hasher)
+        expected = self._padded(hasher.value(), head)
+        if not hmac.compare_digest(TAG.pack(*expected), TAG.pack(*envelope.tag)):
+            raise ProtocolError(sender, "tag", f"the sum is not that of the {len(head.members)} updates that are named")
+        return Authentic(head, envelope.words, sender, tuple(reached), self.hasher)
 
-    def _pads(self, head: Head) -> Tag:
-        total = [0] * TAG_PARTS
-        key = self._derived(b"pad")
+    def _padded(self, hashed: Tag, head: Head) -> Tag:
+        total = list(hashed)
         for member in head.members:
-            wide = hmac.digest(key, b"fedsync pad of a tag 1\0" + member_context(head, member), "sha512")
+            wide = hmac.digest(self._pad_key, b"fedsync pad of a tag 1\0" + member_context(head, member), "sha512")
             for check in range(TAG_PARTS):
                 # A number of 256 bits, reduced, is practically uniform below the modulus.
                 total[check] += int.from_bytes(wide[32 * check : 32 * check + 32], "little")
@@ -170,16 +167,11 @@ def added(first: Tag, second: Tag, form: Form) -> Tag:
 
 def _copies(words: Words, form: Form, sender: str) -> Iterator[Words]:
     """Yield checked copies, span by span, of words in a file that could change at any time."""
-    adder = Adder(form)
     for start, stop in spans(len(words), form.chunk_bytes):
         span = words[start:stop].copy()
         give_back(words)
-        adder.check(span, sender, start)
+        check_words(span, form, sender, start)
         yield span
-
-
-def _half_bits(form: Form) -> int:
-    return -(-form.modulus.bit_length() // _HALVES)
 
 
 def _uniform(key: bytes, form: Form) -> Words:
@@ -187,7 +179,3 @@ def _uniform(key: bytes, form: Form) -> Words:
     drawn = Keystream(key).words(form.words + _SPARE)
     np.bitwise_and(drawn, np.uint64((1 << form.modulus.bit_length()) - 1), out=drawn)
     return drawn[drawn < np.uint64(form.modulus)][: form.words]
-
-
-def _packed(tag: Tag) -> bytes:
-    return b"".join(one.to_bytes(8, "little") for one in tag)

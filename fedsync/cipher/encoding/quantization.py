@@ -14,12 +14,13 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Integers, Packing, Slots
-from fedsync.cipher.encoding.tally import HeaderForm
+from fedsync.cipher.encoding.tally import header_form
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.evaluation.metrics.metric_types import Statistic
 from fedsync.model.layout import Layout, Vector
@@ -32,7 +33,7 @@ _COARSE = 16
 _GROUP = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QuantizationGrid:
     """Parameters that silos must agree on before their integers can be added; `ValueError` if they do not fit.
 
@@ -57,24 +58,30 @@ class QuantizationGrid:
         if not 1 <= self.cap <= MAX_CAP:
             raise ValueError(f"cap {self.cap} lies outside 1..{MAX_CAP}")
 
-    @property
+    @cached_property
     def head(self) -> int:
-        return HeaderForm(len(self.layout.names), self.statistics).slots
+        return header_form(len(self.layout.names), self.statistics).slots
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Chunks of an update, header included; the last is padded with zeros."""
         return 1 + -(-max(self.layout.size - self._first_values, 0) // self.packing.per_chunk)
 
-    @property
+    @cached_property
     def _first_values(self) -> int:
+        """Values in chunk 0, behind the header."""
         return self.packing.count * (SLOTS - self.head)
 
-    @property
+    @cached_property
     def steps(self) -> tuple[float, ...]:
         return tuple(math.ldexp(1.0, exponent - self.packing.bits + 1) for exponent in self.exponents)
 
-    @property
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """End of each tensor in the flat vector, int64 [tensors]."""
+        return np.cumsum(np.array(self.layout.sizes, dtype=np.int64))
+
+    @cached_property
     def digest(self) -> bytes:
         tensors = [[*pair] for pair in zip(self.layout.names, self.layout.shapes, strict=True)]
         lanes = [self.packing.bits, self.packing.count, self.packing.width]
@@ -108,19 +115,16 @@ class QuantizationGrid:
             0.0 if most * _COARSE < step else factor / step * 2.0**fraction
             for most, step in zip(largest, self.steps, strict=True)
         ]
-        spans = _Spans(self.layout, scales)
-        for chunk, count in self._groups():
-            start, stop = self._values(chunk, count)
+        for chunk, start, stop in self._groups():
             scaled = np.zeros(stop - start, dtype=np.float32)
-            for low, high, scale in spans.within(start, stop):
-                np.multiply(values[low:high], np.float32(scale), out=scaled[low - start : high - start])
+            for low, high, tensor in self._tensors(start, stop):
+                np.multiply(values[low:high], np.float32(scales[tensor]), out=scaled[low - start : high - start])
             integers, clipped = round_fixed(scaled, self.packing.bits, rng)
             yield self._packed(header, integers, chunk), clipped
 
     def pack(self, header: Slots, integers: Integers) -> Iterator[Slots]:
         """Pack quantised values, int32 [layout.size], a few chunks at a time; yields as `encode`."""
-        for chunk, count in self._groups():
-            start, stop = self._values(chunk, count)
+        for chunk, start, stop in self._groups():
             part = np.zeros(stop - start, dtype=np.int32)
             here = integers[start:stop]
             part[: here.size] = here
@@ -155,17 +159,16 @@ class QuantizationGrid:
         clipped updates, or lies behind the layout's last value.
         """
         self._check(out)
-        spans = _Spans(self.layout, [factor * step for step in self.steps])
-
+        units = [factor * step for step in self.steps]
         for integers, start in self._integers(chunks):
             bound = updates * self.packing.peak
             if integers.max(initial=0) > bound or integers.min(initial=0) < -bound:
                 raise ProtocolError(sender, "clipping", f"a value is beyond what {updates} clipped updates add up to")
             if integers[max(self.layout.size - start, 0) :].any():
                 raise ProtocolError(sender, "filling", "there are values behind the last of the model")
-            for low, high, number in spans.within(start, start + integers.size):
+            for low, high, tensor in self._tensors(start, start + integers.size):
                 part = np.empty(high - low, dtype=np.float32)
-                np.multiply(integers[low - start : high - start], number, out=part, casting="unsafe")
+                np.multiply(integers[low - start : high - start], units[tensor], out=part, casting="unsafe")
                 out[low:high] += part
 
     def largest(self, chunks: Iterable[Slots]) -> tuple[int, bool]:
@@ -178,16 +181,17 @@ class QuantizationGrid:
 
     def _integers(self, chunks: Iterable[Slots]) -> Iterator[tuple[Integers, int]]:
         """Yield the integers behind the header, and the index of each portion's first value; check the chunk count."""
-        chunk = 0
+        chunk = start = 0
         for slots in chunks:
             if chunk + len(slots) > self.chunks:
                 raise ValueError(f"more than the {self.chunks} chunks that the layout takes")
             if chunk == 0 and len(slots):
                 first = self.packing.unpack(slots[:1]).reshape(self.packing.count, SLOTS)[:, self.head :]
                 yield first.reshape(-1), 0
-                slots, chunk = slots[1:], 1
-            yield self.packing.unpack(slots), self._values(chunk, len(slots))[0]
-            chunk += len(slots)
+                slots, chunk, start = slots[1:], 1, self._first_values
+            integers = self.packing.unpack(slots)
+            yield integers, start
+            chunk, start = chunk + len(slots), start + integers.size
         if chunk != self.chunks:
             raise ValueError(f"{chunk} chunks, the layout takes {self.chunks}")
 
@@ -195,38 +199,26 @@ class QuantizationGrid:
         if vector.shape != (self.layout.size,) or vector.dtype != np.float32:
             raise ValueError(f"{vector.dtype} {vector.shape}, the layout is float32 ({self.layout.size},)")
 
-    def _groups(self) -> Iterator[tuple[int, int]]:
-        """Yield (first chunk, number of chunks) of each group that is processed together; chunk 0 is alone."""
-        yield 0, 1
+    def _groups(self) -> Iterator[tuple[int, int, int]]:
+        """Yield first chunk and (from, to) of the values, padding included, of each group that is processed together;
+        chunk 0 is alone.
+        """
+        yield 0, 0, self._first_values
+        per_chunk = self.packing.per_chunk
         for chunk in range(1, self.chunks, _GROUP):
-            yield chunk, min(_GROUP, self.chunks - chunk)
+            start = self._first_values + (chunk - 1) * per_chunk
+            yield chunk, start, start + min(_GROUP, self.chunks - chunk) * per_chunk
 
-    def _values(self, chunk: int, count: int) -> tuple[int, int]:
-        """(from, to) of the values in ``count`` chunks from ``chunk`` on, padding included."""
-        if chunk == 0:
-            return 0, self._first_values + (count - 1) * self.packing.per_chunk
-        start = self._first_values + (chunk - 1) * self.packing.per_chunk
-        return start, start + count * self.packing.per_chunk
-
-
-class _Spans:
-    """Positions of the tensors in the flat vector, with a number for each tensor."""
-
-    def __init__(self, layout: Layout, numbers: list[float]) -> None:
-        self._sizes, self._numbers = layout.sizes, numbers
-        self._ends = np.cumsum(np.array(layout.sizes, dtype=np.int64))
-
-    def within(self, start: int, stop: int) -> Iterator[tuple[int, int, float]]:
-        """Yield (from, to, number) of every tensor's part in ``[start, stop)``."""
-        index = int(np.searchsorted(self._ends, start, side="right"))
-        while index < len(self._sizes):
+    def _tensors(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (from, to, index of the tensor) of every tensor's part in values ``[start, stop)``."""
+        sizes = self.layout.sizes
+        for index in range(int(np.searchsorted(self._ends, start, side="right")), len(sizes)):
             end = int(self._ends[index])
-            low, high = max(start, end - self._sizes[index]), min(stop, end)
+            low, high = max(start, end - sizes[index]), min(stop, end)
             if low >= stop:
                 return
             if low < high:
-                yield low, high, self._numbers[index]
-            index += 1
+                yield low, high, index
 
 
 def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -> tuple[int, ...]:

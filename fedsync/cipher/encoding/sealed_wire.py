@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.fields import FieldCheck, annex_digest, read_member, read_name, write_member, write_name
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
+from fedsync.cipher.keys.material import FINGERPRINT_BYTES, SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Adder, Form, Member, Words, check_additions
 from fedsync.model.chunked_arrays import pieces as array_pieces
 
@@ -54,8 +54,8 @@ MAX_ANNEX = 2**20
 _MAGIC = b"FSYM"
 _FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
 _BOUND = struct.Struct("<BBBIII16s32s")
-_TAG = struct.Struct(f"<{TAG_PARTS}Q")
-TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
+TAG = struct.Struct(f"<{TAG_PARTS}Q")
+TRAILER_BYTES = TAG.size + SIGNATURE_BYTES
 """Bytes behind the payload."""
 
 _ALIGN = 8
@@ -182,7 +182,7 @@ class Writer:
     def trailer(self, tag: Tag) -> bytes:
         if self._left:
             raise ValueError(f"{self._left} chunks are missing")
-        packed = _TAG.pack(*tag)
+        packed = TAG.pack(*tag)
         if self._signing is None:
             return packed + bytes(SIGNATURE_BYTES)
         return packed + sign(self._signing, _CONTEXT, self.header + self.digest + packed)
@@ -202,31 +202,27 @@ def pieces(envelope: Envelope) -> Iterator[bytes | memoryview]:
     """Yield the message that an envelope was read from, without a copy of its words."""
     yield _pack(envelope.head)
     yield from array_pieces(envelope.words.astype("<u8", copy=False))
-    yield _TAG.pack(*envelope.tag) + envelope.signature
+    yield TAG.pack(*envelope.tag) + envelope.signature
 
 
 def unsigned(head: Head, words: Iterable[Words], tag: Tag) -> Iterator[bytes | memoryview]:
     yield _pack(head)
     for portion in words:
         yield _payload(portion)
-    yield _TAG.pack(*tag) + bytes(SIGNATURE_BYTES)
+    yield TAG.pack(*tag) + bytes(SIGNATURE_BYTES)
 
 
 def slip(envelope: Envelope) -> bytes:
     digest = envelope.head.members[0].digest
-    return b"".join((_pack(envelope.head), digest, _TAG.pack(*envelope.tag), envelope.signature))
+    return b"".join((_pack(envelope.head), digest, TAG.pack(*envelope.tag), envelope.signature))
 
 
 def read_slip(data: Buffer, expected: Expected) -> Envelope:
     """Read an update without its words from its slip; arguments and errors as in `decode`."""
-    view = _view(data)
-    check = FieldCheck(expected.sender)
-    head, size = _read_head(view, expected, check, DIGEST_BYTES)
-    end = size + DIGEST_BYTES
-    head, tag = _digested(head, bytes(view[size:end])), _read_tag(view, end, head, check)
-    signature = bytes(view[end + _TAG.size :])
-    _check_signature(view[:size], head, tag, signature, expected, check)
-    return Envelope(head, np.empty((0, head.form.words), dtype=np.uint64), tag, signature)
+    view = np.frombuffer(data, np.uint8).data
+    head, size = _read_head(view, expected, DIGEST_BYTES)
+    digest, no_words = bytes(view[size : size + DIGEST_BYTES]), np.empty((0, head.form.words), dtype=np.uint64)
+    return _signed(view, size, size + DIGEST_BYTES, head, no_words, digest, expected)
 
 
 def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Envelope:
@@ -235,49 +231,44 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     ``data`` must not change while the envelope is in use. Passing an ``adder`` of the suite saves making a new one.
     Raise `ProtocolError` at the first failed check.
     """
-    view = _view(data)
-    check = FieldCheck(expected.sender)
-    head, size = _read_head(view, expected, check, expected.chunks * expected.form.chunk_bytes)
+    view = np.frombuffer(data, np.uint8).data
+    head, size = _read_head(view, expected, expected.chunks * expected.form.chunk_bytes)
     end = size + head.chunks * head.form.chunk_bytes
     # A view is safe: the length was compared before.
     words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
-    tag = _read_tag(view, end, head, check)
-    signature = bytes(view[end + _TAG.size :])
     native = words.astype(np.uint64, copy=False)
     hashed = hashlib.sha256() if head.kind is Kind.UPDATE else None
     fault = (adder or Adder(head.form)).fault(native, expected.sender, hashed)
-    if hashed is not None:
-        head = _digested(head, hashed.digest())
-        _check_signature(view[:size], head, tag, signature, expected, check)
+    envelope = _signed(view, size, end, head, native, None if hashed is None else hashed.digest(), expected)
     if fault is not None:
         raise fault
-    return Envelope(head, native, tag, signature)
+    return envelope
 
 
-def _view(data: Buffer) -> memoryview:
-    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+def _signed(
+    view: memoryview, size: int, end: int, head: Head, words: Words, digest: bytes | None, expected: Expected
+) -> Envelope:
+    """Read the tag and the signature behind the payload, which begins at ``size`` and ends at ``end``.
 
-
-def _read_tag(view: memoryview, at: int, head: Head, check: FieldCheck) -> Tag:
-    tag: Tag = _TAG.unpack_from(view, at)
+    With the ``digest`` of an update's payload, its member gets its digests, and the signature is checked.
+    """
+    check, tag, signature = FieldCheck(expected.sender), TAG.unpack_from(view, end), bytes(view[end + TAG.size :])
     if max(tag) >= head.form.modulus:
         check.fail("tag", "a number of the tag is not below its modulus")
-    return tag
+    if digest is not None:
+        head = replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
+        signed = b"".join((view[:size], digest, TAG.pack(*tag)))
+        if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
+            check.fail("signature", "not signed by the sender, or changed on its way")
+    return Envelope(head, words, tag, signature)
 
 
-def _check_signature(
-    header: memoryview, head: Head, tag: Tag, signature: bytes, expected: Expected, check: FieldCheck
-) -> None:
-    signed = b"".join((header, head.members[0].digest, _TAG.pack(*tag)))
-    if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
-        check.fail("signature", "not signed by the sender, or changed on its way")
-
-
-def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload: int) -> tuple[Head, int]:
+def _read_head(view: memoryview, expected: Expected, payload: int) -> tuple[Head, int]:
     """Read header and annex, compare them with ``expected``, and return the head and the start of the payload.
 
     Suite, lanes and chunks are compared first: the length, with ``payload`` bytes of payload, depends on them.
     """
+    check = FieldCheck(expected.sender)
     if len(view) < _FIXED.size + TRAILER_BYTES:
         check.fail("length", f"{len(view)} bytes are no message")
     fields = _FIXED.unpack_from(view)
@@ -317,11 +308,6 @@ def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload:
     return head, start
 
 
-def _digested(head: Head, digest: bytes) -> Head:
-    """Head of an update with the digests that its receiver computes; ``digest`` is the payload's."""
-    return replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
-
-
 def _compare(head: Head, expected: Expected, check: FieldCheck) -> None:
     check.same("sender", head.sender, expected.sender)
     check.same("key epoch", head.epoch, expected.epoch)
@@ -347,6 +333,8 @@ def _pack(head: Head) -> bytes:
         raise ValueError(f"an annex of {len(annex)} bytes, at most {MAX_ANNEX}, with masked updates only")
     if not aggregate and head.members[0].annex != annex_digest(annex):
         raise ValueError("the member has the digest of another annex")
+    if (len(head.fingerprint), len(head.grid)) != (FINGERPRINT_BYTES, DIGEST_BYTES):
+        raise ValueError(f"a fingerprint of {len(head.fingerprint)} bytes, a grid of {len(head.grid)}")
     packing = head.packing
     try:
         rest = write_name(head.sender)
@@ -356,14 +344,8 @@ def _pack(head: Head) -> bytes:
         fixed = _FIXED.pack(
             *(_MAGIC, VERSION, head.kind, head.form.code, packing.bits, packing.count, len(head.members)),
             *(_FIXED.size + len(rest), len(annex), head.chunks, head.epoch, head.attempt, head.round),
-            *(_sized(head.fingerprint, 16), _sized(head.grid, 32)),
+            *(head.fingerprint, head.grid),
         )
     except struct.error as error:
         raise ValueError(f"the header cannot be written: {error}") from None
     return fixed + rest + annex + bytes(-len(annex) % _ALIGN)
-
-
-def _sized(data: bytes, size: int) -> bytes:
-    if len(data) != size:
-        raise ValueError(f"{len(data)} bytes where {size} belong")
-    return data

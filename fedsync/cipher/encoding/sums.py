@@ -31,19 +31,16 @@ def fixed(number: float, point: int = POINT) -> int:
 
 def figure(number: float, point: int = POINT, limbs: int = LIMBS) -> int:
     """Convert like `fixed`, but saturate large finite numbers: a diverging model has figures of any size."""
-    if math.isfinite(number) and abs(number) > math.ldexp(1.0, LIMB_BITS * limbs - 1 - point):
-        return (_largest(limbs) - 1) * (1 if number > 0 else -1)
+    bits = LIMB_BITS * limbs - 1
+    if math.isfinite(number) and abs(number) > math.ldexp(1.0, bits - point):
+        return ((1 << bits) - 1) * (1 if number > 0 else -1)
     return fixed(number, point)
-
-
-def _largest(limbs: int) -> int:
-    """Bound that keeps the highest limb of one summand within its 24 bits."""
-    return 1 << (LIMB_BITS * limbs - 1)
 
 
 def put(slots: Slots, at: int, number: int, limbs: int = LIMBS) -> None:
     """Write one silo's number from slot ``at`` on, or raise `ValueError` if it is too large."""
-    if not -_largest(limbs) <= number < _largest(limbs):
+    most = 1 << (LIMB_BITS * limbs - 1)  # the highest limb of one summand stays within its 24 bits
+    if not -most <= number < most:
         raise ValueError(f"{number} is too large to be sent")
     mask = (1 << LIMB_BITS) - 1
     for limb in range(limbs - 1):
@@ -81,7 +78,7 @@ def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
         if not ((counts >= 0) & (counts <= MAX_CELL) & (counts == np.floor(counts))).all():
             raise ValueError(f"{statistic.key} has counts that are not whole, or outside 0..{MAX_CELL}")
         return counts.astype(np.int64)
-    slots = np.zeros(slots_of(statistic), dtype=np.int64)
+    slots = np.zeros(len(sums) * _LIMBS, dtype=np.int64)
     for index, number in enumerate(sums):
         put(slots, index * _LIMBS, figure(number, _POINT, _LIMBS), _LIMBS)
     return slots

@@ -36,8 +36,10 @@ run its updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,37 +70,38 @@ MOST_SUMS = 3072
 _VOTES, _PER_SLOT, _COUNTER = 32, 4, 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeaderForm:
     """Dimensions of a header, the same at all silos of a run; statistics take at most `MOST_SUMS` slots."""
 
     tensors: int
     statistics: tuple[Statistic, ...] = ()
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Number of groups of tensors; silos vote on one exponent for each group."""
         return min(self.tensors, (SLOTS - _VOTES - self.sums) * _PER_SLOT // BINS)
 
-    @property
+    @cached_property
     def sums(self) -> int:
         return sum(map(slots_of, self.statistics))
 
-    @property
+    @cached_property
     def slots(self) -> int:
         return self._behind_votes + self.sums
 
-    @property
-    def places(self) -> Iterator[tuple[Statistic, slice]]:
-        at = self._behind_votes
-        for statistic in self.statistics:
-            yield statistic, slice(at, at + slots_of(statistic))
-            at += slots_of(statistic)
+    @cached_property
+    def places(self) -> tuple[tuple[Statistic, slice], ...]:
+        ends = list(accumulate(map(slots_of, self.statistics), initial=self._behind_votes))
+        return tuple(zip(self.statistics, map(slice, ends, ends[1:]), strict=True))
 
-    @property
+    @cached_property
     def _behind_votes(self) -> int:
         return _VOTES + -(-self.groups * BINS // _PER_SLOT)
 
+
+header_form = lru_cache(maxsize=64)(HeaderForm)
+"""Shared `HeaderForm`: its numbers are derived once."""
 
 _COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES, _TRAINING = 0, 1, 2, 6, 10, 14, 18, 22
 _HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27, 28, 29, 30, 31
@@ -194,16 +197,16 @@ def total(numbers: Iterable[float | None]) -> float | None:
     return None if None in found else math.fsum(number for number in found if number is not None)
 
 
-def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -> Slots:
-    """Build one silo's header, int64 [slots of its `HeaderForm`]; `ValueError` if a number is out of range.
+def build(own: Contribution, cap: int, form: HeaderForm | None = None) -> Slots:
+    """Build one silo's header, int64 [form.slots]; `ValueError` if a number is out of range.
 
-    An evaluation with samples must have the sums of all ``statistics``.
+    ``form`` is by default that without statistics. An evaluation with samples must have the sums of all statistics.
     """
     if not 1 <= own.weight <= cap <= MAX_CAP:
         raise ValueError(f"weight {own.weight} lies outside 1..{cap}")
     if not (math.isfinite(own.progress) and own.progress > 0):
         raise ValueError(f"progress {own.progress} is not a positive number")
-    form = HeaderForm(len(own.exponents), statistics)
+    form = form or header_form(len(own.exponents))
     slots = np.zeros(form.slots, dtype=np.int64)
     slots[_COUNT] = 1
     put(slots, _WEIGHT, own.weight)

@@ -132,6 +132,8 @@ class GroupKey:
     administrator: bytes
     fingerprint: bytes = field(init=False)
     """16 bytes that identify context, key and epoch on the wire, and disclose nothing about them."""
+    _naming: bytes = field(init=False, repr=False)
+    """Key of `conceal`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.epoch <= MAX_EPOCH:
@@ -140,6 +142,7 @@ class GroupKey:
             raise ValueError("a group key has a context, and keys of 32 bytes")
         salt = hashlib.sha256(self.context).digest()
         object.__setattr__(self, "fingerprint", self.derive(Purpose.FINGERPRINT, salt, FINGERPRINT_BYTES))
+        object.__setattr__(self, "_naming", self.derive(Purpose.NAME))
 
     def derive(self, purpose: Purpose, salt: bytes = b"", length: int = KEY_BYTES) -> bytes:
         """Derive a key of ``length`` bytes (8,160 at most) for one purpose in this epoch.
@@ -151,7 +154,7 @@ class GroupKey:
 
     def conceal(self, digest: bytes) -> bytes:
         """Keyed digest, 32 bytes, for the server to compare; the server could guess the input of a plain digest."""
-        return hmac.digest(self.derive(Purpose.NAME), digest, "sha256")
+        return hmac.digest(self._naming, digest, "sha256")
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:

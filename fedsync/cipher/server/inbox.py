@@ -16,7 +16,7 @@ from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.masked_work import WorkDone, most_comparable
 from fedsync.cipher.masking.unmask import Attempts
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.suites.suite import Adder, Member
+from fedsync.cipher.suites.suite import Adder
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
 from fedsync.core.state import Names, fill, named
@@ -42,6 +42,7 @@ class Update:
         clear: values in the clear; for a region's sum, the members' mean.
         scale: number of the grid on which its silos had to seal.
         singles: slips of the members for a region's sum; else the envelope itself.
+        update_ids: ids of all members.
         masks: context and roster of the masks: updates with equal values may be added up; None without masks.
     """
 
@@ -50,23 +51,8 @@ class Update:
     clear: Vector
     scale: int
     singles: tuple[wire.Envelope, ...]
+    update_ids: tuple[str, ...]
     masks: Masks | None = None
-
-    @property
-    def base(self) -> int:
-        return self.envelope.head.round
-
-    @property
-    def grid(self) -> bytes:
-        return self.envelope.head.grid
-
-    @property
-    def chain(self) -> bytes:
-        return self.envelope.head.members[0].chain
-
-    @property
-    def update_ids(self) -> tuple[str, ...]:
-        return tuple(member.update_id for member in self.envelope.head.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +96,7 @@ class Inbox:
             raise ProtocolError(silo, "finite", "values in the clear are not finite")
         self._check_nonces(silo, envelope)
         masks = self._masks(silo, envelope.head.annex) if self._plan.masked else None
-        self._pending[update_id] = Update(update, envelope, clear, ordered.scale, (envelope,), masks)
+        self._pending[update_id] = Update(update, envelope, clear, ordered.scale, (envelope,), (update_id,), masks)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
         """Keep the sum of a region's updates, after every check that needs no key. Raise `ProtocolError` if a member
@@ -135,7 +121,8 @@ class Inbox:
             if len(each) > 1:
                 raise ProtocolError(relay, "members", "updates with other masks are in one sum")
             (masks,) = each
-        whole = Update(payload, found.envelope, found.clear, orders[0].scale, found.slips, masks)
+        members = tuple(member.update_id for member in found.envelope.head.members)
+        whole = Update(payload, found.envelope, found.clear, orders[0].scale, found.slips, members, masks)
         self._pending.update(dict.fromkeys(update_ids, whole))
 
     def _order_of(self, sender: str, update_id: str) -> _Ordered:
@@ -197,7 +184,8 @@ class Inbox:
         self._spoiled.difference_update(named)
         for update_id in named:
             self._ordered.pop(update_id, None)
-        _drop(taken, lambda update: update.base <= newest - WINDOW, "started from a version that silos have forgotten")
+        forgotten = "started from a version that silos have forgotten"
+        _drop(taken, lambda update: update.envelope.head.round <= newest - WINDOW, forgotten)
         if self._plan.masked and taken:
             masks = [update.masks for update in taken.values()]
             chosen = max(masks, key=masks.count)
@@ -207,20 +195,21 @@ class Inbox:
             alike = [taken[one] for one in most_comparable(works, self._plan.work_ratio)]
             much = "is much more or less work than most, and silos open no sum in which one update stands out"
             _drop(taken, lambda update: update not in alike, much)
-        self._agree(taken, lambda one: one.base, lambda one: one.chain, "is built on another past than the others")
-        self._agree(taken, lambda one: one.scale, lambda one: one.grid, "was sealed on another grid than the others")
+        past, grid = "is built on another past than the others", "was sealed on another grid than the others"
+        self._agree(taken, lambda one: (one.envelope.head.round, one.envelope.head.members[0].chain), past)
+        self._agree(taken, lambda one: (one.scale, one.envelope.head.grid), grid)
         return taken
 
-    def _agree(
-        self, taken: dict[str, Update], of: Callable[[Update], int], word: Callable[[Update], bytes], why: str
-    ) -> None:
-        """Keep the updates whose statement is the most frequent; keep ties, too, unless masks must be removed."""
-        said = Counter((of(update), word(update)) for update in taken.values())
+    def _agree(self, taken: dict[str, Update], statement: Callable[[Update], tuple[int, bytes]], why: str) -> None:
+        """Keep the updates whose statement about a number is the most frequent one about this number; keep ties, too,
+        unless masks must be removed.
+        """
+        said = Counter(map(statement, taken.values()))
         most = {number: max(said[pair] for pair in said if pair[0] == number) for number, _ in said}
         usual = {pair for pair, count in said.items() if count == most[pair[0]]}
         if self._plan.masked:
             usual = {min(pair for pair in usual if pair[0] == number) for number in most}
-        _drop(taken, lambda update: (of(update), word(update)) not in usual, why)
+        _drop(taken, lambda update: statement(update) not in usual, why)
 
     def _spoil(self, update_id: str) -> None:
         """Drop a region's sum, because one of its updates does not count."""
@@ -290,10 +279,6 @@ class Gathered:
     clear: Vector
     summed: bool
 
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return tuple(single.head.members[0] for single in self.singles)
-
     @classmethod
     def of(cls, updates: Mapping[str, Update], weights: Mapping[str, float], clear_values: int) -> Gathered:
         """Group the counting updates; they are scaled up for the weight of updates that do not count.
@@ -306,7 +291,7 @@ class Gathered:
         singles: list[wire.Envelope] = []
         apart = list(dict.fromkeys(updates.values()))
         for update in apart:
-            by_grid.setdefault(update.grid, []).append(update.envelope)
+            by_grid.setdefault(update.envelope.head.grid, []).append(update.envelope)
             singles += update.singles
             weight = sum(weights[update_id] for update_id in update.update_ids)
             clear += np.float32(weight / share) * update.clear

@@ -105,22 +105,15 @@ class EncryptedAggregator:
         self._made: dict[tuple[int, int, bytes], Payload] = {}
         self._announcements = Announcements()
         self._unmasking: tuple[Unmasking, LinkEntry, tuple[Member, ...]] | None = None
+        self.upload_bytes, self.seals_figures = upload_bytes(plan), plan.seal_metrics
 
     # Joining silos, and catch-ups for them.
-
-    @property
-    def upload_bytes(self) -> int:
-        return upload_bytes(self._plan)
 
     def sum_bytes(self, members: int) -> int:
         from fedsync.extras.relays import sealed_sum
 
         annex = wire.MAX_ANNEX if self._plan.masked else 0
         return sealed_sum.most_bytes(members, self.upload_bytes, annex)
-
-    @property
-    def seals_figures(self) -> bool:
-        return self._plan.seal_metrics
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         """Register a present silo; its greeting, the size of its updates, counts until the first order. Raise
@@ -180,8 +173,7 @@ class EncryptedAggregator:
         roster = self._announcements.roster(silo) if self._plan.masked else b""
         key = held, self._inbox.attempt(silo, self._chain.newest), roster
         if key not in self._made:
-            made = replace(self._catch_up(held), attempt=key[1], roster=roster)
-            self._made[key] = self._files.write(made.nbytes, made.parts())
+            self._made[key] = replace(self._catch_up(held), attempt=key[1], roster=roster).encode(self._files)
         return self._made[key]
 
     def _calibrate(self) -> None:
@@ -242,7 +234,8 @@ class EncryptedAggregator:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
         updates = self._inbox.take(commit.weights, self._chain.newest)
         gathered = Gathered.of(updates, commit.weights, self._plan.clear_values)
-        version, chunks, members = self._chain.newest + 1, self._plan.chunks, gathered.members
+        version, chunks = self._chain.newest + 1, self._plan.chunks
+        members = tuple(single.head.members[0] for single in gathered.singles)
         sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(gathered.by_grid.items()))
         entry = LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear)))
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)

@@ -32,17 +32,17 @@ from fedsync.model.layout import Vector, as_bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadEntry:
-    """Additions of one version, with C (``content``), one authenticated sum per grid, and float32 [clear values]."""
+    """Additions of one version, with C (``content``), one authenticated sum per grid, and float32 [clear values].
+
+    ``members`` are those of all sums.
+    """
 
     version: int
     content: bytes
     sums: tuple[Authentic, ...]
     clear: Vector
     unmasker: Unmasker | None
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return members_of(self.sums)
+    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,18 +64,14 @@ class ReadCatchUp:
     calibration: Authentic | None
     links: tuple[ReadLink, ...]
 
-    @property
-    def members(self) -> list[Member]:
-        """Updates that are added, each with its claim about the version that it began with."""
-        added = (entry for link in self.links if link.kind is LinkKind.ADD for entry in link.entries)
-        return [member for entry in added for member in entry.members]
-
 
 class CatchUpReader:
     """Reader of catch-ups in the run with digest R (``run``), see `fedsync.cipher.silo.history`."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, authenticator: Authenticator, run: bytes) -> None:
         self._plan, self._ring, self._authenticator, self._run = plan, ring, authenticator, run
+        # Silos that may lie: of two silos nobody can say which lies.
+        self._lying = min(plan.colluding, (len(ring.group.members) - 1) // 2)
 
     def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
         """Verify that silos sealed the whole catch-up; nothing is opened. `ProtocolError` if a part fails a check.
@@ -110,18 +106,14 @@ class CatchUpReader:
         ``known`` are D of the versions that the silo has reached; other arguments are as for `read`. Raise `SpoiledSum`
         if too many silos have another past, or too few attest the snapshot.
         """
-        alike = alike_members(read.members, known, self._lying)
+        added = [entry for link in read.links if link.kind is LinkKind.ADD for entry in link.entries]
+        alike = alike_members([member for entry in added for member in entry.members], known, self._lying)
         if base is None or author is None:
             return
         found = len({one.silo for one in alike if one.round >= base.version} | {author})
         needed = attesters(len(self._ring.group.members))
         if found < needed:
             raise SpoiledSum(SERVER, "snapshot", f"{found} silos stand for that of {author}, {needed} must")
-
-    @property
-    def _lying(self) -> int:
-        """Number of silos that may lie: of two silos nobody can say which lies."""
-        return min(self._plan.colluding, (len(self._ring.group.members) - 1) // 2)
 
     # Decode.
 
@@ -154,7 +146,7 @@ class CatchUpReader:
         clear = clear_values(entry.clear, self._plan.clear_values)
         content = added_content([one.head for one in sums], as_bytes(clear).data)
         unmasker = self._unmasker(entry, sums) if self._plan.masked else None
-        return ReadEntry(entry.version, content, sums, clear, unmasker)
+        return ReadEntry(entry.version, content, sums, clear, unmasker, members_of(sums))
 
     @staticmethod
     def _unmasker(entry: LinkEntry, sums: Sequence[Authentic]) -> Unmasker:

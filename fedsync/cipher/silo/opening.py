@@ -33,7 +33,7 @@ from fedsync.cipher.encoding import catch_up, tally
 from fedsync.cipher.encoding.catch_up import LinkKind, Start
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
+from fedsync.cipher.encoding.quantization import needed_exponents
 from fedsync.cipher.encoding.tally import ROUNDS, Tally
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
@@ -49,9 +49,9 @@ from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import PooledFigures, Subject
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
-from fedsync.model.control_variates import serial_of
+from fedsync.model.control_variates import backed
 from fedsync.model.layout import Vector
-from fedsync.model.server_optimizer import Backing, ServerOptimizer
+from fedsync.model.server_optimizer import ServerOptimizer
 from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
@@ -160,9 +160,8 @@ class Opener:
         pace, change = optimizer.pace([state.version - member.round for member in members]), opened.change
         backing, counted = None, state.counted
         if optimizer.controls and opened.tally is not None:
-            counted = {**counted, **dict(serial_of(member.update_id) for member in members)}
-            steps, newcomers = opened.tally.effective_progress, len(counted) - len(state.counted)
-            backing = Backing(self._plan.weighting.rate * steps, opened.tally.weight, len(members), newcomers)
+            steps = self._plan.weighting.rate * opened.tally.effective_progress
+            counted, backing = backed(counted, [member.update_id for member in members], steps, opened.tally.weight)
         advanced = optimizer.advance(state.moments, change, pace, _MEMORY, backing)
         if advanced is None:
             return state
@@ -204,7 +203,7 @@ class Opener:
         Whether a sum is spoiled does not depend on the others, so the sums are opened at most twice.
         """
         spoiled: dict[int, ProtocolError] = {}
-        grids, optimizer = self._grids(state), self._plan.optimizer
+        grids, optimizer = state.scales.grids(self._plan, self._ring.group), self._plan.optimizer
         for index, one in enumerate(entry.sums):
             if one.head.grid not in grids:
                 spoiled[index] = _spoiled("grid", "sealed on a grid that nobody agreed on")
@@ -229,7 +228,8 @@ class Opener:
 
     def _added(self, state: ReplicaState, entry: ReadEntry) -> list[int]:
         """Sums of an earlier version that were added, if all can still be opened."""
-        counted, grids = state.history.records.counted(entry.version), self._grids(state)
+        counted = state.history.records.counted(entry.version)
+        grids = state.scales.grids(self._plan, self._ring.group)
         added = [index for index in range(len(entry.sums)) if counted >> index & 1]
         if all(entry.sums[index].head.grid in grids for index in added):
             return added
@@ -244,7 +244,8 @@ class Opener:
         ``spoiled`` receives the chosen sums that turn out to be spoiled; the result is then useless.
         """
         plan, weighting = self._plan, self._plan.weighting
-        grids, sealer, pipeline = self._grids(state), self._sealer, self._pipeline
+        grids = state.scales.grids(plan, self._ring.group)
+        sealer, pipeline = self._sealer, self._pipeline
         if entry.unmasker is not None:
             sealer = Masked(self._sealer, unmasker=entry.unmasker)
             pipeline = Serial(sealer)
@@ -269,9 +270,6 @@ class Opener:
         sane = _bounded(change)
         shown = needed_exponents(change, plan.sealed, 1 / factor, plan.bits) if sane else plan.first_exponents
         return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
-
-    def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
-        return state.scales.grids(self._plan, self._ring.group)
 
     def _tally(self, slots: Slots, sealed: Authentic) -> Tally:
         return tally.read(slots, len(sealed.head.members), self._plan.cap, self._plan.header, SERVER)

@@ -94,9 +94,10 @@ class ChainLog:
     def __init__(self, ring: Ring, run: bytes, name: str) -> None:
         self._name = hashlib.sha256(name.encode()).hexdigest()[:_NAME_DIGITS]
         self._folder = None if ring.folder is None else private_folder(ring.folder / CHAINS)
+        self._lock = None if ring.folder is None else ring.folder / _LOCK
         self._epoch, self._run = ring.group.epoch, run
         self._memory: _Entries | None = None
-        with self._held():
+        with _locked(self._folder, self._lock):
             self._tidy()
 
     @property
@@ -113,7 +114,7 @@ class ChainLog:
 
     def enter(self, known: Mapping[int, bytes]) -> None:
         """Log the newest of the ``known`` D by version; the log is on disk when this returns."""
-        with self._held():
+        with _locked(self._folder, self._lock):
             entries = self._read() or _Entries((self._name,), {})
             if entries.names[-1] != self._name:
                 self._check_new(entries)
@@ -180,11 +181,6 @@ class ChainLog:
             raise ConfigError(str(path), "damaged: it is not known which runs are over", _ROTATE)
         return {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
 
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        with _locked(self._folder, None if self._folder is None else self._folder.parent / _LOCK):
-            yield
-
 
 @contextmanager
 def _locked(place: Path | None, lock: Path | None) -> Iterator[None]:
@@ -240,25 +236,22 @@ class Asked:
         """
         with _locked(self.file, None if self.file is None else self.file.parent / _ASKED_LOCK):
             self._read()
-            return self._admits(order, model)
-
-    def _admits(self, order: WorkOrder, model: str) -> bool:
-        found = model, order.update_id
-        if order.split is Split.VALIDATION:
-            if order.subject is not Subject.LAST:
-                return False
-            if found in self.rounds:
-                return True
-            if model in dict(self.rounds):
-                return False
-            self.rounds = [*self.rounds, found][-_KEPT_ASKED:]
-        else:
-            if self.tests.get(order.subject.value) == found:
-                return True
-            if not order.scores_only or order.subject.value in self.tests or model in dict(self.tests.values()):
-                return False
-            self.tests[order.subject.value] = found
-        if self.file is not None:
-            text = json.dumps({"rounds": self.rounds, "tests": self.tests})
-            write_atomically(self.file, text.encode(), OWNER_FILE)
-        return True
+            found = model, order.update_id
+            if order.split is Split.VALIDATION:
+                if order.subject is not Subject.LAST:
+                    return False
+                if found in self.rounds:
+                    return True
+                if model in dict(self.rounds):
+                    return False
+                self.rounds = [*self.rounds, found][-_KEPT_ASKED:]
+            else:
+                if self.tests.get(order.subject.value) == found:
+                    return True
+                if not order.scores_only or order.subject.value in self.tests or model in dict(self.tests.values()):
+                    return False
+                self.tests[order.subject.value] = found
+            if self.file is not None:
+                text = json.dumps({"rounds": self.rounds, "tests": self.tests})
+                write_atomically(self.file, text.encode(), OWNER_FILE)
+            return True

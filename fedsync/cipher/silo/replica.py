@@ -180,10 +180,11 @@ class EncryptedReplica:
         votes = self._plan.first_exponents
         if self._plan.noise is None:
             update, steps, samples = self._measure()
-            votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
+            sealed, factor = self._plan.divide(update)[0], self._factor(steps, samples)
+            votes = needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
-        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.statistics))
+        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.header))
         annex = b"" if self._masking is None else self._masking.announcement
         head, signing = self._head(member, first, 1, annex=annex), self._ring.own.signing
         parts = seal_pieces(head, [slots], Serial(self._sealer), self._authenticator, signing)
@@ -202,10 +203,10 @@ class EncryptedReplica:
         weight = weighting.weight(self._examples, report.samples, report.precision)
         factor = self._factor(report.steps, report.samples, report.precision)
         sealed, clear = plan.divide(update)
-        votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
+        votes = needed_exponents(sealed, plan.sealed, factor, plan.bits) if plan.noise is None else plan.first_exponents
         progress = weighting.progress(report.steps)
         own = Contribution(weight, votes, progress, *self._figures(order, report))
-        header = tally.build(own, plan.cap, plan.statistics)
+        header = tally.build(own, plan.cap, plan.header)
         chain = self._state.history.chain(order.base_version)
         if chain is None:
             raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
@@ -289,9 +290,6 @@ class EncryptedReplica:
             raise ConfigError("aggregation.weight", problem, "Weigh by silo")
         return weight / plan.cap / plan.weighting.progress(steps)
 
-    def _needed(self, sealed: Vector, factor: float) -> tuple[int, ...]:
-        return needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
-
     def _head(
         self, member: Member, grid: QuantizationGrid, chunks: int, attempt: int = 0, annex: bytes = b""
     ) -> wire.Head:
@@ -316,7 +314,7 @@ class EncryptedReplica:
         received = catch_up.decode(payload)
         if received.version != version or version < 0:
             raise ProtocolError(SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
-        roster = self._read_roster(received)
+        roster = None if self._masking is None else self._read_roster(received, self._masking)
         followed = self._chain_log.followed
         if self._state.version != version:  # else a repeated order: its content was applied already
             state, pooled = self._follow(received, {**self._state.history.known(), **followed})
@@ -329,14 +327,12 @@ class EncryptedReplica:
         self._attempt, self._roster = received.attempt, roster
         return self._state.model
 
-    def _read_roster(self, received: CatchUp) -> MaskRoster | None:
+    def _read_roster(self, received: CatchUp, masking: Masking) -> MaskRoster:
         """Read the roster, or raise `OtherVersion` if the server has another key of this silo, or none."""
-        if self._masking is None:
-            return None
-        members, own = self._ring.group.members, self._masking.pair
+        members, own = self._ring.group.members, masking.pair
         roster = MaskRoster.read(bytes(received.roster), members, self._masked_run, self._plan.colluding)
         if roster.keys.get(own.name) != own.public:
-            raise OtherVersion(self._state.version, received.base, self._masking.announcement)
+            raise OtherVersion(self._state.version, received.base, masking.announcement)
         return roster
 
     def _follow(self, received: CatchUp, followed: dict[int, bytes]) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:

@@ -31,7 +31,7 @@ import numpy as np
 import tenseal
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.suites.suite import BFV, BFV_PLAIN, Adder, Form, Member, Words, check_additions
+from fedsync.cipher.suites.suite import BFV, BFV_PLAIN, Form, Member, Words, check_additions, check_words
 from fedsync.common.errors import ConfigError, RunError
 
 _SEAL_HEADER = struct.Struct("<HBBBBHQ")
@@ -190,7 +190,7 @@ class Bfv:
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:
         self._context, self._head = _opened(context)
-        self._adder = Adder(form)
+        self._form = form
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         """Encrypt one ciphertext a chunk, uint64 [chunks, 8192]; ``slots``, int64 [chunks, 4096], lie within +-2^47."""
@@ -202,7 +202,7 @@ class Bfv:
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         check_additions(members, BFV.additions, sender)
         # This check must directly precede the library call.
-        self._adder.check(words, sender)
+        check_words(words, self._form, sender)
         slots = np.empty((len(words), SLOTS), dtype=np.int64)
         for into, row in zip(slots, words, strict=True):
             into[:] = _VECTOR(self._context, self._head + row.astype("<u8", copy=False).tobytes()).decrypt()

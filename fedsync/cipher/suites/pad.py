@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.suites.suite import PAD, PAD_MODULUS, Adder, Member, Words, check_additions
+from fedsync.cipher.suites.suite import PAD, PAD_MODULUS, Adder, Member, Words, check_additions, check_words
 
 _BLOCK = 16
 # 2^64 minus the modulus.
@@ -98,7 +98,7 @@ class Pad:
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         check_additions(members, PAD.additions, sender)
-        self._adder.check(words, sender)
+        check_words(words, PAD, sender)
         sums = words.copy()
         # One chunk at a time stays in the cache for any number of members.
         streams = [self._stream(member, first) for member in members]

@@ -128,6 +128,17 @@ class Sealer(Protocol):
         """
 
 
+def check_words(words: Words, form: Form, sender: str, number: int = 0) -> None:
+    """Check that words can be sealed chunks, or raise `ProtocolError`; ``number`` of the first is for errors."""
+    if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != form.words:
+        detail = f"{words.dtype} {words.shape}, a chunk has {form.words} words of 64 bits"
+        raise ProtocolError(sender, "chunks", detail)
+    for first in range(0, len(words), _GROUP):
+        if words[first : first + _GROUP].max() >= np.uint64(form.modulus):
+            detail = f"chunks {number + first}.. have words that are not below the modulus"
+            raise ProtocolError(sender, "words", detail)
+
+
 class Adder:
     """Server's half of every suite: checks and adds without a secret. For one thread at a time."""
 
@@ -139,32 +150,22 @@ class Adder:
         self._spare = np.empty((_GROUP, form.words), dtype=np.uint64)
         self._carry = np.empty((_GROUP, form.words), dtype=np.bool_)
 
-    def check(self, words: Words, sender: str, number: int = 0) -> None:
-        """Check that words can be sealed chunks, or raise `ProtocolError`; ``number`` of the first is for errors."""
-        if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != self.form.words:
-            detail = f"{words.dtype} {words.shape}, a chunk has {self.form.words} words of 64 bits"
-            raise ProtocolError(sender, "chunks", detail)
-        for first in range(0, len(words), _GROUP):
-            if words[first : first + _GROUP].max() >= self._modulus:
-                detail = f"chunks {number + first}.. have words that are not below the modulus"
-                raise ProtocolError(sender, "words", detail)
-
     def fault(self, words: Words, sender: str, hashed: Hash | None = None) -> ProtocolError | None:
-        """First error of `check` in words that may lie in a file; reads them once and feeds them to ``hashed``."""
+        """First error of `check_words` in words that may lie in a file; reads them once, and feeds ``hashed``."""
         found: ProtocolError | None = None
         for start, stop in spans(len(words), self.form.chunk_bytes):
             span = words[start:stop]
             if hashed is not None:
                 hashed.update(np.ascontiguousarray(span, dtype="<u8").data.cast("B"))
             try:
-                self.check(span, sender, start)
+                check_words(span, self.form, sender, start)
             except ProtocolError as error:
                 found = found or error
             give_back(words)
         return found
 
     def add(self, total: Words, words: Words) -> None:
-        """Add ``words`` to ``total`` in place; both must have passed `check`. The caller counts the summands."""
+        """Add ``words`` to ``total`` in place; both must have passed `check_words`. The caller counts the summands."""
         if total.shape != words.shape:
             raise PolicyError(f"words {words.shape} are to be added to {total.shape}")
         for first in range(0, len(total), _GROUP):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ MOST_CONFUSED = 32
 """Largest number of classes with a full confusion matrix."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClassCounts(Statistic):
     """Predictions by class: a confusion matrix [classes, classes], with true classes as rows.
 
@@ -34,19 +35,19 @@ class ClassCounts(Statistic):
 
     classes: int
 
-    @property
+    @cached_property
     def full(self) -> bool:
         return self.classes <= MOST_CONFUSED
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         return (self.classes if self.full else 3), self.classes
 
-    @property
+    @cached_property
     def key(self) -> str:
         return f"{'confusion' if self.full else 'classes'}/{self.classes}"
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.shape[0] * self.shape[1]
 
@@ -57,7 +58,7 @@ class ClassCounts(Statistic):
             return table[..., 0, :], table[..., 1, :], table[..., 2, :]
         return np.diagonal(table, axis1=-2, axis2=-1), table.sum(axis=-2), table.sum(axis=-1)
 
-    @property
+    @cached_property
     def places(self) -> int:
         return 1 if self.full else 3
 

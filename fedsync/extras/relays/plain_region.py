@@ -10,9 +10,8 @@ from fedsync.common.errors import ProtocolError
 from fedsync.extras.relays.region_sums import RegionSum
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import WireFormat
+from fedsync.model.plain_wire import WireFormat, check_values
 from fedsync.model.transfer import Payload
-from fedsync.policies.aggregate.plain_aggregator import check_values
 
 
 class PlainRegion:

@@ -14,8 +14,8 @@ from fedsync.config.sections.survey import rounds_of, standardised, surveyed_tas
 from fedsync.evaluation.survey.findings import STATISTICS, scales_of, told
 from fedsync.evaluation.survey.table_sums import SurveyForm, read_sums
 from fedsync.model.layout import Layout
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.transfer import Aggregator
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 
 logger = foreign.logger(__name__)
 

@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-import numpy as np
 from annotated_types import Ge, Lt
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver
-from fedsync.model.chunked_arrays import spans
-from fedsync.model.layout import Vector
+from fedsync.model.commit_updates import Combiner
+from fedsync.model.robust_combiners import KrumCombiner, MedianCombiner, TrimmedMeanCombiner
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
-from fedsync.policies.aggregate.commit_updates import Combiner, CommitUpdates, Rows
 from fedsync.policies.aggregate.weighers import AggregationPolicy
 from fedsync.policies.schema import Chosen, Count, PositiveInt, register
 
@@ -66,53 +64,6 @@ class RobustPolicy(AggregationPolicy):
         return _Looked(self.inner.weigher(solver))
 
 
-class _Median(Combiner):
-    name, least = "median", 3
-
-    def combine(self, rows: Rows) -> Vector:
-        return np.median(rows, axis=0)
-
-
-class _TrimmedMean(Combiner):
-    name, least = "trimmed-mean", 3
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-
-    def combine(self, rows: Rows) -> Vector:
-        each = min(max(int(self._share * len(rows)), 1), (len(rows) - 1) // 2)
-        kept = np.sort(rows, axis=0)[each : len(rows) - each]
-        mean: Vector = kept.mean(axis=0, dtype=np.float32)
-        return mean
-
-
-class _Krum(Combiner):
-    name = "krum"
-
-    def __init__(self, malicious: int, keep: int, least: int) -> None:
-        self._malicious, self._keep = malicious, keep
-        self.least = least  # type: ignore[misc]  # depends on the settings here
-
-    def choose(self, updates: CommitUpdates) -> Sequence[int]:
-        """Indices of the updates with the nearest ``n - malicious - 2`` neighbours; O(n^2 values)."""
-        count = len(updates.ids)
-        products = np.zeros((count, count))
-        for start, stop in spans(updates.size, 4 * count):
-            rows = updates.rows(start, stop).astype(np.float64)
-            products += rows @ rows.T
-        norms = np.diag(products)
-        distances = norms[:, None] + norms[None, :] - 2 * products
-        np.fill_diagonal(distances, np.inf)
-        neighbours = max(count - self._malicious - 2, 1)
-        scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
-        places: list[int] = np.argsort(scores, kind="stable")[: self._keep].tolist()
-        return places
-
-    def combine(self, rows: Rows) -> Vector:
-        mean: Vector = rows.mean(axis=0, dtype=np.float32)
-        return mean
-
-
 @register("median")
 @dataclass(frozen=True, slots=True)
 class Median(RobustPolicy):
@@ -124,7 +75,7 @@ class Median(RobustPolicy):
     inner: InnerAggregation = field(default_factory=_equal)
 
     def combiner(self) -> Combiner:
-        return _Median()
+        return MedianCombiner()
 
 
 @register("trimmed-mean")
@@ -141,7 +92,7 @@ class TrimmedMean(RobustPolicy):
     inner: InnerAggregation = field(default_factory=_equal)
 
     def combiner(self) -> Combiner:
-        return _TrimmedMean(self.share)
+        return TrimmedMeanCombiner(self.share)
 
 
 @register("krum")
@@ -168,4 +119,4 @@ class Krum(RobustPolicy):
         return max(2 * self.malicious + 3, self.keep + self.malicious)
 
     def combiner(self) -> Combiner:
-        return _Krum(self.malicious, self.keep, self.least_updates)
+        return KrumCombiner(self.malicious, self.keep, self.least_updates)

@@ -28,7 +28,7 @@ from fedsync.core.weighting import PRECISION_UNIT, Share, Solver, Weighting
 from fedsync.policies.schema import Chosen, Count, NonNegative, Policy, register
 
 if TYPE_CHECKING:
-    from fedsync.policies.aggregate.commit_updates import Combiner
+    from fedsync.model.commit_updates import Combiner
 
 
 class Discount(Policy):

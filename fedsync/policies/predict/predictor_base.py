@@ -76,7 +76,7 @@ class Memoryless(PredictorPolicy[float | None]):
 
 @register("ema")
 @dataclass(frozen=True, slots=True)
-class Ema(PredictorPolicy[float | None]):
+class Ema(Memoryless):
     """Exponential moving average of the speed: ``f <- alpha v + (1 - alpha) f``, starting with the first speed.
 
     Source: LB-BSP, sections 3.2.2 and 3.5 (the predictor for federated learning).
@@ -85,11 +85,5 @@ class Ema(PredictorPolicy[float | None]):
     alpha: Share = 0.2
     """Weight of the newest speed; 1 is ``memoryless``."""
 
-    def init(self) -> float | None:
-        return None
-
     def observe(self, state: float | None, sample: SpeedSample) -> float:
         return sample.speed if state is None else self.alpha * sample.speed + (1 - self.alpha) * state
-
-    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
-        return state

@@ -36,7 +36,7 @@ SCORES, ERRORS = ScoreCounts(resolution=16), BlockSums("errors", 2)
 
 
 def tally_of(*contributions: Contribution, cap: int = CAP, statistics: tuple[Statistic, ...] = ()) -> Tally:
-    total = sum(build(one, cap, statistics) for one in contributions)
+    total = sum(build(one, cap, HeaderForm(len(one.exponents), statistics)) for one in contributions)
     form = HeaderForm(len(contributions[0].exponents), statistics)
     return read(np.asarray(total), len(contributions), cap, form, "server")
 
@@ -290,14 +290,14 @@ def test_counts_that_cannot_be_sent_are_refused(count: float) -> None:
     own = found(20)
     sums = {**own.sums, SCORES.key: (count, *own.sums[SCORES.key][1:])}
     with pytest.raises(ValueError, match="counts that are not whole"):
-        build(Contribution(1, (0,), 1.0, replace(own, sums=sums)), CAP, STATISTICS)
+        build(Contribution(1, (0,), 1.0, replace(own, sums=sums)), CAP, HeaderForm(1, STATISTICS))
     assert 200 * MAX_CELL < 2**33, "as all slots, of 47 bits that a sum may have"
 
 
 def spoiled(slot: int, by: int, statistic: int) -> Tally:
     """Of two silos, one of which adds this to the slot of a statistic."""
     form = HeaderForm(2, STATISTICS)
-    slots = sum(build(Contribution(1, (0, 0), 1.0, found(30, seed)), CAP, STATISTICS) for seed in range(2))
+    slots = sum(build(Contribution(1, (0, 0), 1.0, found(30, seed)), CAP, form) for seed in range(2))
     _, place = list(form.places)[statistic]
     slots[place.start + slot] += by  # type: ignore[index]  # no sum of nothing
     return read(np.asarray(slots), 2, CAP, form, "server")

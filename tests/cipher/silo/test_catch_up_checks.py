@@ -15,7 +15,7 @@ from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKin
 from fedsync.cipher.encoding.tally import Contribution, build
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import SiloKeys
-from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadCatchUp, ReadEntry, ReadLink, alike_members
+from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadEntry, ReadLink, alike_members
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Serial, seal_pieces
@@ -54,7 +54,8 @@ def state(version: int, added: dict[str, tuple[int, ...]] | None = None) -> Repl
 
 def adding(version: int, *members: Member) -> ReadLink:
     envelope = wire.Envelope(head("pad", members=members, what=wire.Kind.AGGREGATE), WORDS, wire.NO_TAG)
-    return ReadLink(LinkKind.ADD, (ReadEntry(version, RUN, (envelope,), np.empty(0, np.float32), None),))
+    entry = ReadEntry(version, RUN, (envelope,), np.empty(0, np.float32), None, envelope.head.members)
+    return ReadLink(LinkKind.ADD, (entry,))
 
 
 def of(update_id: str, base: int = 3, chain: bytes | None = None) -> Member:
@@ -117,7 +118,7 @@ def test_an_update_from_a_version_that_is_not_remembered_is_refused(base: int, c
 def test_more_silos_than_may_lie_came_another_way() -> None:
     links = [adding(5, of("a/2", 4, b"1" * 32), of("b/2", 4, RUN))]
     assert refuses(links, state(4)) == ""
-    members = ReadCatchUp(None, tuple(links)).members
+    members = [member for link in links for entry in link.entries for member in entry.members]
     alike_members(members, {4: RUN}, 1)
     with pytest.raises(SpoiledSum, match="a did not come"):
         alike_members(members, {4: RUN}, 0)

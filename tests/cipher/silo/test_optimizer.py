@@ -23,8 +23,8 @@ from fedsync.evaluation.version_scores import Selection
 from fedsync.model.cautious_adam import Cautious
 from fedsync.model.control_variates import ControlVariates
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.server_optimizer import LARGEST, Adaptive, Delayed, HeavyBall, Moments, ServerOptimizer
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.cipher.lying_server import entry_of
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, plan
 from tests.cipher.silo.chains import EMPTY, refused, to, undo

@@ -17,15 +17,15 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver
+from fedsync.model.commit_updates import Combiner, CommitUpdates, Rows
 from fedsync.model.layout import Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.server_optimizer import HeavyBall
 from fedsync.observe.quality.kept_models import LAST
-from fedsync.policies.aggregate.commit_updates import Combiner, CommitUpdates, Rows
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.aggregate.robust import Krum, Median, RobustPolicy, TrimmedMean
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.simulation.run import run_virtual
-from tests.policies.aggregate.stores import vector
+from tests.model.stores import vector
 
 HONEST = {"a": (1, 10), "b": (2, 11), "c": (3, 12), "d": (4, 13)}
 WRONG = {**HONEST, "e": (-1000, 1000)}

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedsync.model.broadcast_compression import HeldModel
 from fedsync.model.layout import Vector
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.model.plain_aggregator import PlainAggregator
 
 
 def vector(*values: float) -> Vector:

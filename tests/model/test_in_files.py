@@ -10,9 +10,9 @@ from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.model.chunked_arrays import SPAN_BYTES, ArrayKeeper, file_part, map_file
 from fedsync.model.layout import Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_wire import Bf16, Wire
 from fedsync.model.server_optimizer import Adaptive
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.memory import resident, traced
 
 VALUES = 3 * SPAN_BYTES // 4 + 7

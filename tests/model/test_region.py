@@ -10,9 +10,9 @@ from fedsync.core.weighting import Weighting
 from fedsync.extras.relays.plain_region import PlainRegion
 from fedsync.extras.relays.region_sums import share_of
 from fedsync.model.layout import Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_wire import Bf16, Wire
 from fedsync.model.server_optimizer import HeavyBall, ServerOptimizer
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 
 UPDATES = {"a/1": [4.0, 8.0], "b/1": [-8.0, 4.0], "c/1": [2.0, 0.0], "d/1": [16.0, 32.0]}
 SHARES = {"a/1": 1.0, "b/1": 3.0, "c/1": 2.0, "d/1": 2.0}

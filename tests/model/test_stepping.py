@@ -9,10 +9,10 @@ from fedsync.common.errors import PolicyError
 from fedsync.core.actions import Commit
 from fedsync.model.broadcast_compression import HeldModel
 from fedsync.model.control_variates import ControlledModel, ControlVariates, key_of
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_wire import Int8, Wire
 from fedsync.model.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
-from tests.policies.aggregate.stores import delivered, vector
+from tests.model.stores import delivered, vector
 
 
 def stepping(*first: float, optimizer: ServerOptimizer | None = None, **options: Any) -> PlainAggregator:

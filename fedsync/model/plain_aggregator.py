@@ -12,13 +12,13 @@ from fedsync.core.actions import Commit
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.state import Names, fill, named
 from fedsync.model.broadcast_compression import PublicModel
-from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
-from fedsync.model.control_variates import ControlledModel, key_of, serial_of
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back
+from fedsync.model.commit_updates import Combiner, Combining, CommitUpdates, Taken, WaitingUpdates
+from fedsync.model.control_variates import ControlledModel, backed, key_of
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
-from fedsync.model.server_optimizer import Backing, Moments, Part, ServerOptimizer
+from fedsync.model.plain_wire import FP32, Wire, check_values
+from fedsync.model.server_optimizer import Moments, Part, ServerOptimizer
 from fedsync.model.transfer import NO_PAYLOAD, InTheClear, Payload
-from fedsync.policies.aggregate.commit_updates import Combiner, Combining, CommitUpdates, Taken, WaitingUpdates
 
 _NAMES: Names = {
     "model": "_exact",
@@ -36,19 +36,6 @@ _NAMES: Names = {
     "combined": "_combined",
 }
 """Entries of a checkpoint, by name, and their attribute paths."""
-
-
-def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
-    """Raise `ProtocolError` for a wrong type, shape or length, or a value not finite or beyond `MAX_MAGNITUDE`."""
-    wire.check(update, size, silo)
-    for start, stop in spans(size, 4):
-        span = wire.decode(update, start, stop)
-        # NaN fails every comparison, so min and max find NaN and infinity without a temporary array.
-        low, high = np.min(span), np.max(span)
-        give_back(update)
-        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
-            told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
-            raise ProtocolError(silo, "finite", told)
 
 
 class PlainAggregator(InTheClear):
@@ -241,9 +228,7 @@ class PlainAggregator(InTheClear):
                 return  # silos count all their updates, so the mean of their variates would differ from the server's
             if any(staleness):
                 raise PolicyError(f"version {commit.version} has updates that did not begin with the newest one")
-            counted = {**counted, **dict(map(serial_of, commit.weights))}
-            newcomers = len(counted) - len(self._counted)
-            backing = Backing(commit.steps, commit.stands_for, len(commit.weights), newcomers)
+            counted, backing = backed(counted, commit.weights, commit.steps, commit.stands_for)
         advanced = optimizer.advance(self._moments, change, optimizer.pace(staleness), self._keeper, backing)
         if advanced is None:
             return

@@ -12,9 +12,9 @@ from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.model.broadcast_compression import HeldModel
 from fedsync.model.layout import Vector
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_wire import MAX_MAGNITUDE, Bf16, Fp16, Int8, Wire
-from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
-from tests.policies.aggregate.stores import delivered, vector
+from tests.model.stores import delivered, vector
 
 
 def test_a_commit_adds_the_weighted_updates() -> None:
