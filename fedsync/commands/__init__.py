@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import typer
 
-from fedsync.commands import certs, code, keys, server, silo, steer
+from fedsync.commands import certs, keys, server, silo, steer
 from fedsync.commands.doctor import doctor
 from fedsync.commands.new import new
 from fedsync.commands.report import report, statistics, watch
-from fedsync.commands.tune import tune
 from fedsync.commands.validate import schema, validate
 
-GROUPS = {"certs": certs, "code": code, "keys": keys, "server": server, "silo": silo, "steer": steer}
+GROUPS = {"certs": certs, "keys": keys, "server": server, "silo": silo, "steer": steer}
 
 
 def register(app: typer.Typer) -> None:
     """Add all commands; those of an extra are in its folder."""
+    from fedsync.extras.code_review import code_commands
     from fedsync.extras.cross_site.evaluate_command import evaluate
     from fedsync.extras.exporters.export_command import export
     from fedsync.extras.page.page_command import page
     from fedsync.extras.survival.survival_command import survival
     from fedsync.extras.tracing.trace_commands import consent, disclose, trace
+    from fedsync.extras.tuning.tune_command import tune
 
     for command in (doctor, evaluate, export, new, page, report, schema, statistics, survival, tune, validate, watch):
         app.command()(command)
     keys.app.command()(consent)
     keys.app.command()(trace)
     server.app.command()(disclose)
-    for name, group in GROUPS.items():
+    for name, group in {**GROUPS, "code": code_commands}.items():
         app.add_typer(group.app, name=name)

@@ -92,15 +92,16 @@ def start_server(config: ServerStartConfig) -> None:
         (state / REGISTERED_FILE).unlink(missing_ok=True)
         registrar = RegistrationLoop(list(config.node_keys), lambda names: _register_if_up(config, names))
         keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
-        watches = [registrar.watch, keeper.watch]
+        watches, programs = [registrar.watch, keeper.watch], server_programs(config)
         if config.upstream is not None:
-            from fedsync.extras.relays.relay_start import begin_relaying
+            from fedsync.extras.relays.relay_start import begin_relaying, uplink_programs
 
             watches.append(partial(begin_relaying, config))
+            programs += uplink_programs(config.upstream, state)
         for watch in watches:
             threading.Thread(target=watch, args=(stop,), daemon=True).start()
         supervise(
-            server_programs(config),
+            programs,
             flower_environment(state),
             state,
             config.logs,
