@@ -6,7 +6,6 @@ import typer
 
 from fedsync.commands import certs, keys, server, silo, steer
 from fedsync.commands.doctor import doctor
-from fedsync.commands.new import new
 from fedsync.commands.report import report, statistics, watch
 from fedsync.commands.validate import schema, validate
 
@@ -18,6 +17,7 @@ def register(app: typer.Typer) -> None:
     from fedsync.extras.code_review import code_commands
     from fedsync.extras.cross_site.evaluate_command import evaluate
     from fedsync.extras.exporters.export_command import export
+    from fedsync.extras.new_project.new_command import new
     from fedsync.extras.page.page_command import page
     from fedsync.extras.survival.survival_command import survival
     from fedsync.extras.tracing.trace_commands import consent, disclose, trace

@@ -12,7 +12,7 @@ import typer
 from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
-PROJECT = Path(__file__).resolve().parents[1] / "templates" / "project"
+PROJECT = Path(__file__).resolve().parent / "templates"
 
 
 def new(
