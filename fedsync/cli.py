@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -192,27 +191,17 @@ def compare(
     console.print(comparison_table(comparisons, title, trained=not timing_only))
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     if seeds > 1 and not timing_only:
-        _over_seeds(comparisons, out, planned)
+        from fedsync.extras.papers.paper import over_seeds
+
+        times = [seconds for each in comparisons for seconds in each.seconds_to_target]
+        tests, files = over_seeds([out / each for each in planned], times)
+        if len(comparisons) > 1:
+            console.print(tests)
+        for file, text in files.items():
+            write_result(out / file, text.encode())
     write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())
     whole.release()
     console.print(f"Files: {out}", soft_wrap=True)
-
-
-def _over_seeds(comparisons: Sequence[Comparison], out: Path, planned: Sequence[str]) -> None:
-    """Print the tests of the strategies, and write the tables over seeds; ``planned`` are the folders of the runs."""
-    from fedsync.extras.papers.paper import seed_files
-    from fedsync.observe.report.data import read_runs
-    from fedsync.observe.report.seeds import groups, seed_table
-
-    times = [seconds for each in comparisons for seconds in each.seconds_to_target]
-    runs = [
-        replace(run, summary={**run.summary, "seconds_to_target": seconds})
-        for run, seconds in zip(read_runs([out / each for each in planned]), times, strict=True)
-    ]
-    if len(comparisons) > 1:
-        console.print(seed_table(groups(runs)))
-    for file, text in seed_files(runs).items():
-        write_result(out / file, text.encode())
 
 
 def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from fedsync.commands import certs, keys, server, silo, steer
+from fedsync.commands import certs, keys, server, silo
 from fedsync.commands.doctor import doctor
 from fedsync.commands.report import report, statistics, watch
 from fedsync.commands.validate import schema, validate
 
-GROUPS = {"certs": certs, "keys": keys, "server": server, "silo": silo, "steer": steer}
+GROUPS = {"certs": certs, "keys": keys, "server": server, "silo": silo}
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     from fedsync.extras.cross_site.evaluate_command import evaluate
     from fedsync.extras.exporters.export_command import export
     from fedsync.extras.new_project.new_command import new
+    from fedsync.extras.page import steer_commands
     from fedsync.extras.page.page_command import page
     from fedsync.extras.survival.survival_command import survival
     from fedsync.extras.tracing.trace_commands import consent, disclose, trace
@@ -28,5 +29,5 @@ def register(app: typer.Typer) -> None:
     keys.app.command()(consent)
     keys.app.command()(trace)
     server.app.command()(disclose)
-    for name, group in {**GROUPS, "code": code_commands}.items():
+    for name, group in {**GROUPS, "code": code_commands, "steer": steer_commands}.items():
         app.add_typer(group.app, name=name)
