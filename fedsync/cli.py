@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -67,9 +66,6 @@ ModelBytes = Annotated[
     int | None,
     typer.Option("--model-bytes", min=4, help="With --timing-only: size of the model to transfer; 1000000 by default."),
 ]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Local runtime: leave out TLS and the authentication of nodes.")
-]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")]
 Journal = Annotated[
     bool,
@@ -93,7 +89,6 @@ def run(
     timing_only: TimingOnly = False,
     model_bytes: ModelBytes = None,
     journal: Journal = True,
-    insecure: Insecure = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the run's files; left out, a new one below runs.")
     ] = None,
@@ -104,7 +99,7 @@ def run(
     ] = None,
 ) -> None:
     """Run one strategy, or continue an interrupted run."""
-    start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal, insecure)
+    start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal)
     if resume is not None:
         named = context.get_parameter_source("silos") is not ParameterSource.DEFAULT
         start = _resuming(start, runtime, strategy or named or out or overwrite or _overrides(assignments, seed))
@@ -155,7 +150,6 @@ def compare(
     timing_only: TimingOnly = False,
     model_bytes: ModelBytes = None,
     journal: Journal = True,
-    insecure: Insecure = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the runs' files; left out, a new one below runs.")
     ] = None,
@@ -166,7 +160,7 @@ def compare(
     Without --target-accuracy, the target of each seed is the final accuracy of the first strategy. With several seeds,
     the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
     """
-    start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal, insecure)
+    start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal)
     cluster = ClusterConfig.load(silos)
     first_seeds = [StrategyConfig.load(name, _overrides(assignments, seed)) for name in strategies]
     names = [config.name for config in first_seeds]
@@ -197,27 +191,17 @@ def compare(
     console.print(comparison_table(comparisons, title, trained=not timing_only))
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     if seeds > 1 and not timing_only:
-        _over_seeds(comparisons, out, planned)
+        from fedsync.extras.papers.paper import over_seeds
+
+        times = [seconds for each in comparisons for seconds in each.seconds_to_target]
+        tests, files = over_seeds([out / each for each in planned], times)
+        if len(comparisons) > 1:
+            console.print(tests)
+        for file, text in files.items():
+            write_result(out / file, text.encode())
     write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())
     whole.release()
     console.print(f"Files: {out}", soft_wrap=True)
-
-
-def _over_seeds(comparisons: Sequence[Comparison], out: Path, planned: Sequence[str]) -> None:
-    """Print the tests of the strategies, and write the tables over seeds; ``planned`` are the folders of the runs."""
-    from fedsync.extras.papers.paper import seed_files
-    from fedsync.observe.report.data import read_runs
-    from fedsync.observe.report.seeds import groups, seed_table
-
-    times = [seconds for each in comparisons for seconds in each.seconds_to_target]
-    runs = [
-        replace(run, summary={**run.summary, "seconds_to_target": seconds})
-        for run, seconds in zip(read_runs([out / each for each in planned]), times, strict=True)
-    ]
-    if len(comparisons) > 1:
-        console.print(seed_table(groups(runs)))
-    for file, text in seed_files(runs).items():
-        write_result(out / file, text.encode())
 
 
 def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
@@ -243,20 +227,17 @@ def _starter(
     timing_only: bool,
     model_bytes: int | None,
     journal: bool,
-    insecure: bool,
 ) -> Runner:
     """Return the function that runs a strategy with these options.
 
     Raises:
         ConfigError: options that contradict each other.
     """
-    if insecure and runtime is not Runtime.LOCAL:
-        raise ConfigError("--insecure", f"the {runtime} runtime has no connections", "Leave it out")
     if not timing_only:
         if model_bytes is not None or not journal:
             option = "--no-journal" if model_bytes is None else "--model-bytes"
             raise ConfigError(option, "only for runs without training", "Add --timing-only, or leave it out")
-        return partial(runner(runtime), secure=False) if insecure else runner(runtime)
+        return runner(runtime)
     if runtime is not Runtime.VIRTUAL:
         raise ConfigError("--timing-only", f"the {runtime} runtime takes real time", "Add --runtime virtual")
     if target_accuracy is not None:

@@ -34,7 +34,11 @@ def test_the_wheel_brings_every_strategy_file_and_the_type_marker(wheel: list[st
 
 
 def test_the_wheel_brings_every_file_of_a_project_to_start_from(wheel: list[str]) -> None:
-    files = (path for path in (ROOT / "fedsync" / "templates").rglob("*") if "__pycache__" not in path.parts)
+    files = (
+        path
+        for path in (ROOT / "fedsync" / "extras" / "new_project" / "templates").rglob("*")
+        if "__pycache__" not in path.parts
+    )
     assert {str(path.relative_to(ROOT)) for path in files if path.is_file()} <= set(wheel)
 
 

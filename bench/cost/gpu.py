@@ -4,7 +4,7 @@
   (0.46 million parameters), batches of 128, in fp32, bf16 and fp16. Repetitions alternate within one process, and
   ratios are taken pair by pair. "steps" is the report's compute time; "run" is the whole call, with
   setting the weights, a fresh optimizer and reading the update.
-- Curve: seconds a step by batch size and the fitted ``max(c, a + b x)``, as `fedsync probe` measures it.
+- Curve: seconds a step by batch size and the fitted ``max(c, a + b x)``, by `bench.cost.step_times`.
 - Memory: torch may use only a part of the GPU's memory (on a processor, failing allocations are simulated), and an
   order needs far more. The figures are the size of the pieces into which the order is split, and the cap that a
   search finds.
@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from bench.common import alternated, beside, figure, line, print_table, save, write_json
+from bench.cost.step_times import Measurement, measure
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.batches import Sampler
 from fedsync.train.loop import Trainer
 from fedsync.train.machine.device import Precision, PrecisionName, resolve, synchronise
-from fedsync.train.machine.measure import Measurement, measure
 from fedsync.train.options import LocalOptions
 
 SLOT = SiloSlot("silo-0", 0, 1, 7)

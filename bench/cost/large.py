@@ -148,7 +148,7 @@ def flwr_side(folder: Path, silos: int, parameters: int, rounds: int) -> list[fl
     with tempfile.TemporaryDirectory(prefix="large-") as home:
         processes = local._Processes(folder / "logs", flower_environment(Path(home)))
         try:
-            server = local._server(Path(home), secure=True)
+            server = local._server(Path(home))
             nodes = local._start_server(processes, server, [f"silo-{index}" for index in range(silos)])
             local._start_silos(processes, server, nodes, silos, {}, None)
             settings = {"parameters": parameters, "silos": silos, "rounds": rounds, "times": str(times)}

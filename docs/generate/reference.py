@@ -107,7 +107,7 @@ CHAPTERS = {
     "yaml/silos.md": Chapter(
         "Silo file",
         "A silo file describes the machines that virtual time simulates and that the `local` and `flower` runtimes "
-        "emulate. `fedsync probe` measures a machine and prints its entry; `fedsync schema --silos` prints the JSON "
+        "emulate. `fedsync tune RUN_DIR --silos FILE` fits one to a run; `fedsync schema --silos` prints the JSON "
         "Schema. Real silos need none of this.",
         {"": ClusterConfig},
     ),

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import typer
 
-from fedsync.commands import certs, code, keys, server, silo, steer, trace
+from fedsync.commands import certs, keys, server, silo
 from fedsync.commands.doctor import doctor
-from fedsync.commands.evaluate import evaluate
-from fedsync.commands.export import export
-from fedsync.commands.new import new
-from fedsync.commands.page import page, watch
-from fedsync.commands.probe import probe
-from fedsync.commands.report import report
-from fedsync.commands.statistics import statistics, survival
-from fedsync.commands.tune import tune
+from fedsync.commands.report import report, statistics, watch
 from fedsync.commands.validate import schema, validate
 
-COMMANDS = (doctor, evaluate, export, new, page, probe, report, schema, statistics, survival, tune, validate, watch)
-GROUPS = {"certs": certs, "code": code, "keys": keys, "server": server, "silo": silo, "steer": steer}
+GROUPS = {"certs": certs, "keys": keys, "server": server, "silo": silo}
 
 
 def register(app: typer.Typer) -> None:
-    for command in COMMANDS:
+    """Add all commands; those of an extra are in its folder."""
+    from fedsync.extras.code_review import code_commands
+    from fedsync.extras.cross_site.evaluate_command import evaluate
+    from fedsync.extras.exporters.export_command import export
+    from fedsync.extras.new_project.new_command import new
+    from fedsync.extras.page import steer_commands
+    from fedsync.extras.page.page_command import page
+    from fedsync.extras.survival.survival_command import survival
+    from fedsync.extras.tracing.trace_commands import consent, disclose, trace
+    from fedsync.extras.tuning.tune_command import tune
+
+    for command in (doctor, evaluate, export, new, page, report, schema, statistics, survival, tune, validate, watch):
         app.command()(command)
-    keys.app.command()(trace.consent)
-    keys.app.command()(trace.trace)
-    server.app.command()(trace.disclose)
-    for name, group in GROUPS.items():
+    keys.app.command()(consent)
+    keys.app.command()(trace)
+    server.app.command()(disclose)
+    for name, group in {**GROUPS, "code": code_commands, "steer": steer_commands}.items():
         app.add_typer(group.app, name=name)

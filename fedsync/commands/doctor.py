@@ -12,7 +12,6 @@ import typer
 
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
@@ -24,12 +23,8 @@ _WIDTH = 14
 def doctor(
     silo: Annotated[Path | None, typer.Option("--silo", metavar="FILE", help="Check this silo.")] = None,
     server: Annotated[Path | None, typer.Option("--server", metavar="FILE", help="Check this server.")] = None,
-    strategy: Annotated[
-        str | None, typer.Option("--strategy", help="Compare the memory with the model of this strategy.")
-    ] = None,
 ) -> None:
     """Check versions, certificates, keys, clock, disk, memory, device and the connection to the server."""
-    wanted = None if strategy is None else StrategyConfig.load(strategy)
     at_silo = None if silo is None else SiloStartConfig.load(silo)
     at_server = None if server is None else ServerStartConfig.load(server)
     from fedsync.ops.doctor import preflight as checks
@@ -42,11 +37,11 @@ def doctor(
     def all_checks() -> Iterator[Check]:
         now = datetime.now(UTC)
         if at_silo is not None:
-            yield from checks.check_silo(at_silo, wanted, now)
+            yield from checks.check_silo(at_silo, now)
         if at_server is not None:
-            yield from checks.check_server(at_server, wanted, now)
+            yield from checks.check_server(at_server, now)
         if at_silo is None and at_server is None:
-            yield from checks.check_machine(wanted)
+            yield from checks.check_machine()
 
     if not report(all_checks()):
         raise typer.Exit(1)

@@ -129,66 +129,6 @@ def accept(
     say(f"epoch {group.epoch}, group {group.fingerprint.hex()}, silos: {', '.join(group.members)}")
 
 
-@app.command()
-def show(
-    folder: Annotated[Path, typer.Argument(help="A folder of an administrator, a silo or the server.")],
-) -> None:
-    """Show the content of a folder and what is missing. Never shows a secret."""
-    from fedsync.cipher.keys.authority import ADMINISTRATOR_FILE, SERVER_FILE
-    from fedsync.cipher.keys.keyring import SILO_FILE
-
-    shown = False
-    for name, describe in ((ADMINISTRATOR_FILE, _administrator), (SILO_FILE, _silo), (SERVER_FILE, _server)):
-        if (folder / name).exists():
-            shown = True
-            for line in describe(folder):
-                say(line)
-    if not shown:
-        remedy = "Begin with `fedsync keys init` (administrator) or `fedsync keys silo NAME` (silo)"
-        raise ConfigError(str(folder), "there are no keys here", remedy)
-
-
-def _administrator(folder: Path) -> list[str]:
-    from fedsync.cipher.keys.authority import issued_folder, open_authority
-
-    held = open_authority(folder)
-    lines = [f"administrator {held.public.hex()}", f"epoch {held.epoch}, group {held.fingerprint.hex()}"]
-    lines += [f"silo {name} {public.fingerprint}" for name, public in held.members.items()]
-    lines += [f"revoked keys of {name}" for name in held.revoked]
-    out = issued_folder(folder, held.epoch)
-    unwritten = [name for name in held.members if not (out / f"{name}.bundle").exists()]
-    if not held.members:
-        lines.append("missing: silos; run `fedsync keys issue --silo FILE`")
-    elif unwritten or not held.issued:
-        lines.append(f"missing: bundles of {', '.join(unwritten)}; run `fedsync keys issue`")
-    return lines
-
-
-def _silo(folder: Path) -> list[str]:
-    from fedsync.cipher.keys.keyring import GROUP_FILE, open_ring, open_silo
-
-    own = open_silo(folder)
-    lines = [f"silo {own.name} {own.public.fingerprint}"]
-    if not (folder / GROUP_FILE).exists():
-        return [*lines, "missing: the group key; run `fedsync keys accept BUNDLE --admin PUBLICKEY`"]
-    group = open_ring(folder).group
-    lines += [f"administrator {group.administrator.hex()}", f"epoch {group.epoch}, group {group.fingerprint.hex()}"]
-    return lines + [f"member {name} {public.fingerprint}" for name, public in group.members.items()]
-
-
-def _server(folder: Path) -> list[str]:
-    from fedsync.cipher.keys.authority import SERVER_FILE
-    from fedsync.cipher.keys.keywrap import read_server_file
-
-    path = folder / SERVER_FILE
-    server = read_server_file(read_input(path, _MAX_FILE_BYTES), str(path))
-    return [
-        f"server's file, signed by administrator {server.administrator.hex()}",
-        f"epoch {server.epoch}, group {server.fingerprint.hex()}, suite {server.suite}",
-        f"silos: {', '.join(server.senders)}",
-    ]
-
-
 def _say_issued(issued: Issue) -> None:
     _tell(f"Epoch {issued.epoch}. To the server goes {issued.server}; to each silo its bundle:")
     for name, path in issued.bundles.items():

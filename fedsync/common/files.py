@@ -121,7 +121,6 @@ def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
     """
     file = _behind_links(path) if named else path
     if named and _stays(file):
-        # Replacing /dev/null, or the target of /dev/stdout, by another file would be wrong.
         with file.open("wb") as device:
             device.write(data)
         return
@@ -188,18 +187,8 @@ def _behind_links(path: Path) -> Path:
 
 
 def _stays(path: Path) -> bool:
-    """Whether an existing path must be written into, not replaced: a device, a pipe, or this process's output."""
-    if not path.exists() or path.is_dir():
-        return False
-    status = path.stat()
-    return not stat.S_ISREG(status.st_mode) or any(os.path.samestat(status, printed) for printed in _outputs())
-
-
-def _outputs() -> Iterator[os.stat_result]:
-    for descriptor in (1, 2):
-        # A descriptor may have been closed.
-        with contextlib.suppress(OSError):
-            yield os.fstat(descriptor)
+    """Whether an existing path must be written into, not replaced, as a device or a pipe."""
+    return path.exists() and not path.is_dir() and not path.is_file()
 
 
 def _check_folder(path: Path) -> None:

@@ -70,14 +70,12 @@ def listen_error(host: str, port: int) -> OSError | None:
     return None
 
 
-def raise_file_limit() -> int:
-    """Raise the open-file limit of this process and its children to at most `MOST_FILES`; return it."""
+def raise_file_limit() -> None:
+    """Raise the open-file limit of this process and its children to at most `MOST_FILES`, if the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def end_processes(leaders: Sequence[Child], grace_s: float = 5.0) -> None:

@@ -1,15 +1,16 @@
 """Constructors of shipped strategies: ``FedSync.lb_bsp(num_rounds=40)`` is ``strategies/lb-bsp.yaml`` with 40 rounds.
 
-Each method names a file and the file's own settings. All other settings are in the files.
+All other settings are in the files.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.locate import locate
@@ -21,7 +22,10 @@ from fedsync.policies.schema import Policy
 
 
 class Options(TypedDict, total=False):
-    """Keywords of all shipped strategies; for an omitted keyword, the strategy's file decides."""
+    """Keywords of shipped strategies; for an omitted keyword, the strategy's file decides.
+
+    Keywords of single strategies name these strategies at their end.
+    """
 
     num_rounds: int
     """Number of commits, each of which makes a model version; `FedSync.start` may override it. Strategies that commit
@@ -55,6 +59,30 @@ class Options(TypedDict, total=False):
 
     min_available_nodes: int
     """Number of silos that must have joined before the run begins; by default 2."""
+
+    interval_s: float
+    """Length of a round [s]: `fsp`, `fsp_he`, `lb_fsp`, `lb_fsp_psp`."""
+
+    sync_ratio: float
+    """Share of a round's samples that ends the round: `a_bsp`, `lb_a_bsp`."""
+
+    share: float
+    """Share of the silos whose updates end a round; later updates are part of the next round: `quorum`."""
+
+    server_rate: float
+    """Factor on each update; 1 / number of silos is the usual choice: `asp`, `ssp`, `pbsp`, `pssp`."""
+
+    staleness: int
+    """Maximum lead of a silo over the slowest silo [orders]; in `pssp`, over the sample: `ssp`, `pssp`."""
+
+    sample_size: int
+    """Number of silos in the sample for which a silo waits: `pbsp`, `pssp`."""
+
+    size: int
+    """Number of arrived updates that make a commit: `fedbuff`."""
+
+    mixing: float
+    """Share of a fresh silo's model in the new model: `fedasync`."""
 
     seed: int
     """Seed of all random numbers of the run."""
@@ -94,15 +122,12 @@ _PLACES = {
     "min_available_nodes": "min_silos",
     "fraction_evaluate": "fraction_evaluate",
     "seed": "seed",
-}
-"""Keys of a strategy file by keyword of all strategies."""
-
-_OWN_PLACES = {
     "interval_s": "barrier.interval.interval_s",
     "server_rate": "aggregation.server_rate",
     "mixing": "aggregation.mixing",
+    **{key: f"barrier.{key}" for key in ("sync_ratio", "share", "staleness", "sample_size", "size")},
 }
-"""Keys by keyword of single strategies; all others are of the barrier."""
+"""Keys of a strategy file by keyword."""
 
 _PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"}
 _PASSED_ON |= {"train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"}
@@ -112,185 +137,92 @@ _LEAST = 2
 """Minimum number of silos in a round, as in Flower's strategies."""
 
 
+def _steps_of(name: str, steps: int) -> dict[str, int]:
+    """Return the bounds of steps in the barrier of a strategy that gives silos different numbers of steps."""
+    match name:
+        case "elastic":
+            return {"lookahead": 2 * steps, "floor": max(steps // 2, 1)}
+        case "fedcompass":
+            return {"max_steps": steps, "min_steps": max(steps // 5, 1)}
+    return {}
+
+
+Made = TypeVar("Made", bound="Shipped", covariant=True)
+
+
+class Constructor(Protocol[Made]):
+    """Constructor of a shipped strategy; no argument is required."""
+
+    def __call__(self, **options: Unpack[Options]) -> Made: ...
+
+
+class ShippedFile:
+    """Class attribute whose value is the constructor of a shipped file, ``lb-bsp.yaml`` for the name ``lb_bsp``."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name.replace("_", "-")
+
+    def __get__(self, instance: object, owner: type[Made]) -> Constructor[Made]:
+        return partial(owner._shipped, self._name)
+
+
 class Shipped(OwnLoop):
-    """Constructors of `FedSync`, one for each shipped strategy. All take `Options`; no argument is required."""
+    """Constructors of `FedSync`, one for each shipped strategy. All take `Options`."""
+
+    fedavg = ShippedFile()
+    """FedAvg: all silos do the same work, and each round waits for the slowest silo."""
+    bsp = ShippedFile()
+    """BSP: FedAvg under the name that the papers use."""
+    lb_bsp = ShippedFile()
+    """LB-BSP: batch sizes follow each silo's predicted speed, so that all silos finish together."""
+    lb_bsp_gpu = ShippedFile()
+    """LB-BSP for step times that are not proportional to the batch, as on GPUs."""
+    lb_bsp_he = ShippedFile()
+    """LB-BSP under encryption: the server adds updates that it cannot read. Requires ``keys``."""
+    elastic = ShippedFile()
+    """Elastic BSP (ZipLine): step counts from half to twice ``local_steps``, so that all silos finish together."""
+    fsp = ShippedFile()
+    """FSP: every silo trains until the time of the round is over, for any number of steps."""
+    fsp_he = ShippedFile()
+    """FSP under encryption; see `lb_bsp_he`."""
+    a_bsp = ShippedFile()
+    """A-BSP: the first silo that finishes ends the round for all, once enough samples are processed."""
+    asp = ShippedFile()
+    """ASP: no silo waits, and each update is committed as it arrives."""
+    ssp = ShippedFile()
+    """SSP: as `asp`, but a silo may be ahead of the slowest silo only by a bound."""
+    pbsp = ShippedFile()
+    """pBSP: a silo waits for a random sample of other silos instead of for all."""
+    pssp = ShippedFile()
+    """pSSP: as `ssp`, but with the bound on the lead over a random sample of other silos."""
+    pssp_he = ShippedFile()
+    """pSSP under encryption; see `lb_bsp_he`."""
+    auto = ShippedFile()
+    """`lb_bsp` with one local step per order and the server optimizer ``cautious-adam``."""
+    lb_a_bsp = ShippedFile()
+    """LB-BSP and A-BSP: balanced batches, and the first silo that finishes ends the round."""
+    lb_fsp = ShippedFile()
+    """LB-BSP and FSP: balanced batches in rounds of fixed time."""
+    lb_fsp_psp = ShippedFile()
+    """LB-BSP, FSP and PSP: as `lb_fsp`, but the end of a round waits for a random sample of silos."""
+    fedbuff = ShippedFile()
+    """FedBuff: a commit whenever enough updates have arrived, from any silos."""
+    fedasync = ShippedFile()
+    """FedAsync: each arrival is mixed into the model, with less weight the staler it is."""
+    fedcompass = ShippedFile()
+    """FedCompass: step counts make silos arrive in groups; ``local_steps`` is the maximum number of steps."""
+    deadline = ShippedFile()
+    """BSP that does not wait for silos whose order takes longer than orders usually do."""
+    quorum = ShippedFile()
+    """BSP whose rounds end when a share of the silos has sent."""
 
     @classmethod
-    def fedavg(cls, **options: Unpack[Options]) -> Self:
-        """FedAvg: all silos do the same work, and each round waits for the slowest silo."""
-        return cls._shipped("fedavg", options)
-
-    @classmethod
-    def bsp(cls, **options: Unpack[Options]) -> Self:
-        """BSP: FedAvg under the name that the papers use."""
-        return cls._shipped("bsp", options)
-
-    @classmethod
-    def lb_bsp(cls, **options: Unpack[Options]) -> Self:
-        """LB-BSP: batch sizes follow each silo's predicted speed, so that all silos finish together."""
-        return cls._shipped("lb-bsp", options)
-
-    @classmethod
-    def lb_bsp_gpu(cls, **options: Unpack[Options]) -> Self:
-        """LB-BSP for step times that are not proportional to the batch, as on GPUs."""
-        return cls._shipped("lb-bsp-gpu", options)
-
-    @classmethod
-    def lb_bsp_he(cls, **options: Unpack[Options]) -> Self:
-        """LB-BSP under encryption: the server adds updates that it cannot read. Requires ``keys``."""
-        return cls._shipped("lb-bsp-he", options)
-
-    @classmethod
-    def elastic(cls, **options: Unpack[Options]) -> Self:
-        """Elastic BSP (ZipLine): each silo gets a number of steps with which all are predicted to finish together.
-
-        The number is between half and twice ``local_steps``.
-        """
-        steps = options.get("local_steps")
-        own = {} if steps is None else {"lookahead": 2 * steps, "floor": max(steps // 2, 1)}
-        return cls._shipped("elastic", options, **own)
-
-    @classmethod
-    def fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
-        """FSP: every silo trains until the time of the round is over, for any number of steps.
-
-        Args:
-            interval_s: length of a round [s].
-        """
-        return cls._shipped("fsp", options, interval_s=interval_s)
-
-    @classmethod
-    def fsp_he(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
-        """FSP under encryption; see `fsp` and `lb_bsp_he`."""
-        return cls._shipped("fsp-he", options, interval_s=interval_s)
-
-    @classmethod
-    def a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
-        """A-BSP: the first silo that finishes ends the round for all, once enough samples are processed.
-
-        Args:
-            sync_ratio: share of the round's samples that is enough.
-        """
-        return cls._shipped("a-bsp", options, sync_ratio=sync_ratio)
-
-    @classmethod
-    def asp(cls, *, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
-        """ASP: no silo waits, and each update is committed as it arrives.
-
-        Args:
-            server_rate: factor on each update; 1 / number of silos is the usual choice.
-        """
-        return cls._shipped("asp", options, server_rate=server_rate)
-
-    @classmethod
-    def ssp(cls, *, staleness: int | None = None, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
-        """SSP: as `asp`, but a silo may be ahead of the slowest silo only by a bound.
-
-        Args:
-            staleness: maximum lead of a silo [orders].
-            server_rate: as in `asp`.
-        """
-        return cls._shipped("ssp", options, staleness=staleness, server_rate=server_rate)
-
-    @classmethod
-    def pbsp(
-        cls, *, sample_size: int | None = None, server_rate: float | None = None, **options: Unpack[Options]
-    ) -> Self:
-        """pBSP: a silo waits for a random sample of other silos instead of for all.
-
-        Args:
-            sample_size: number of silos in the sample.
-            server_rate: as in `asp`.
-        """
-        return cls._shipped("pbsp", options, sample_size=sample_size, server_rate=server_rate)
-
-    @classmethod
-    def pssp(
-        cls,
-        *,
-        sample_size: int | None = None,
-        staleness: int | None = None,
-        server_rate: float | None = None,
-        **options: Unpack[Options],
-    ) -> Self:
-        """pSSP: as `ssp`, but with the bound on the lead over a random sample of other silos.
-
-        Args:
-            sample_size: number of silos in the sample.
-            staleness: maximum lead over the sample [orders].
-            server_rate: as in `asp`.
-        """
-        return cls._shipped(
-            "pssp",
-            options,
-            sample_size=sample_size,
-            staleness=staleness,
-            server_rate=server_rate,
-        )
-
-    @classmethod
-    def pssp_he(cls, **options: Unpack[Options]) -> Self:
-        """pSSP under encryption; see `pssp` and `lb_bsp_he`."""
-        return cls._shipped("pssp-he", options)
-
-    @classmethod
-    def auto(cls, **options: Unpack[Options]) -> Self:
-        """`lb_bsp` with one local step per order and the server optimizer ``cautious-adam``."""
-        return cls._shipped("auto", options)
-
-    @classmethod
-    def lb_a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
-        """LB-BSP and A-BSP: balanced batches, and the first silo that finishes ends the round, as in `a_bsp`."""
-        return cls._shipped("lb-a-bsp", options, sync_ratio=sync_ratio)
-
-    @classmethod
-    def lb_fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
-        """LB-BSP and FSP: balanced batches in rounds of fixed time ``interval_s`` [s]."""
-        return cls._shipped("lb-fsp", options, interval_s=interval_s)
-
-    @classmethod
-    def lb_fsp_psp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
-        """LB-BSP, FSP and PSP: as `lb_fsp`, but the end of a round waits for a random sample of silos."""
-        return cls._shipped("lb-fsp-psp", options, interval_s=interval_s)
-
-    @classmethod
-    def fedbuff(cls, *, size: int | None = None, **options: Unpack[Options]) -> Self:
-        """FedBuff: commit whenever ``size`` updates have arrived, from any silos."""
-        return cls._shipped("fedbuff", options, size=size)
-
-    @classmethod
-    def fedasync(cls, *, mixing: float | None = None, **options: Unpack[Options]) -> Self:
-        """FedAsync: each arrival is mixed into the model, with less weight the staler it is.
-
-        Args:
-            mixing: share of a fresh silo's model in the new model.
-        """
-        return cls._shipped("fedasync", options, mixing=mixing)
-
-    @classmethod
-    def fedcompass(cls, **options: Unpack[Options]) -> Self:
-        """FedCompass: step counts make silos arrive in groups; ``local_steps`` is the maximum number of steps."""
-        most = options.get("local_steps")
-        own = {} if most is None else {"max_steps": most, "min_steps": max(most // 5, 1)}
-        return cls._shipped("fedcompass", options, **own)
-
-    @classmethod
-    def deadline(cls, **options: Unpack[Options]) -> Self:
-        """BSP that does not wait for silos whose order takes longer than orders usually do."""
-        return cls._shipped("deadline", options)
-
-    @classmethod
-    def quorum(cls, *, share: float | None = None, **options: Unpack[Options]) -> Self:
-        """BSP whose rounds end when ``share`` of the silos have sent; later updates are part of the next round."""
-        return cls._shipped("quorum", options, share=share)
-
-    @classmethod
-    def _shipped(cls, name: str, options: Options, **own: object) -> Self:
+    def _shipped(cls, name: str, **options: Unpack[Options]) -> Self:
         """Build the strategy of a shipped file, with the caller's settings; None keeps the file's value."""
         here = f"FedSync.{name.replace('-', '_')}"
         unknown = options.keys() - Options.__annotations__.keys()
         if unknown:
-            raise unexpected(here, min(unknown), Options.__annotations__.keys() | own.keys())
+            raise unexpected(here, min(unknown), Options.__annotations__)
         file = YamlFile.read(locate(name))
         part = options.get("fraction_train")
         least = options.get("min_train_nodes") or _LEAST
@@ -300,16 +232,16 @@ class Shipped(OwnLoop):
             file.put("barrier", barrier, f"{here}, fraction_train")
         if options.get("num_rounds") is not None:
             file.put("stop", {"rounds": options["num_rounds"]}, f"{here}, num_rounds")
-        task = options.get("task") or _beside_the_server(sys._getframe(2).f_globals)
+        task = options.get("task") or _beside_the_server(sys._getframe(1).f_globals)
         file.put("task", {"kind": "clientapp", "app": task} if isinstance(task, str) else dict(task), f"{here}, task")
         optimizer = options.get("server_optimizer")
         if optimizer is not None:
             chosen = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
             file.put("server_optimizer", chosen, f"{here}, server_optimizer")
-        places = _PLACES | {key: _OWN_PLACES.get(key, f"barrier.{key}") for key in own}
-        for key, place in places.items():
-            value = own.get(key, options.get(key))
-            if value is not None:
+        steps = {} if options.get("local_steps") is None else _steps_of(name, options["local_steps"])
+        for key, value in {**options, **steps}.items():
+            place = f"barrier.{key}" if key in steps else _PLACES.get(key)
+            if place is not None and value is not None:
                 inside = place.replace("barrier.", "barrier.inner.", 1) if within else place
                 file.put(inside, value, f"{here}, {key}")
         if options.get("min_train_nodes") is not None:

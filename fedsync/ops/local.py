@@ -27,14 +27,14 @@ from fedsync.core.journal import JOURNAL
 from fedsync.flower.launch import entry_point
 from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import register_each
-from fedsync.identity.certificates import make_authority, make_server_certificate
+from fedsync.identity.certificates import Authority, make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.recorder import Listener, add_to_summary
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
-from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
+from fedsync.ops.runs import RUNS, connect, hand_over, prepare_run
 from fedsync.ops.supervisor import LOGS_FOLDER, LoggedProcess, Program
 from fedsync.server.checkpoints import digest, newest_version, prepare
 from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
@@ -59,7 +59,6 @@ def run_local(
     *,
     target_accuracy: float | None = None,
     listeners: Sequence[Listener] = (),
-    secure: bool = True,
     resume: bool = False,
 ) -> dict[str, Any]:
     """Run a strategy on real processes, throttled by the silo file, and return the summary.
@@ -70,7 +69,6 @@ def run_local(
 
     Args:
         out: folder for the run's files, or an existing claim of it.
-        secure: False disables TLS and node keys.
         resume: resume the interrupted run in ``out`` from its newest checkpoint.
 
     Raises:
@@ -86,7 +84,7 @@ def run_local(
             for stale in ("summary.json", "model.pt"):
                 (out / stale).unlink(missing_ok=True)
         try:
-            return _carry_out(out, config, cluster, target_accuracy, listeners, secure=secure, resume=resume)
+            return _carry_out(out, config, cluster, target_accuracy, listeners, resume=resume)
         except (KeyboardInterrupt, RunError):
             if newest_version(out):
                 logger.warning("it can go on: fedsync run --resume %s", out)
@@ -100,7 +98,6 @@ def _carry_out(
     target_accuracy: float | None,
     listeners: Sequence[Listener],
     *,
-    secure: bool,
     resume: bool,
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fedsync-") as folder:
@@ -113,14 +110,14 @@ def _carry_out(
         try:
             fork_servers = _start_fork_servers(processes, home, config, len(cluster.silos))
             rings = emulated_rings(config, cluster, home / STATE)
-            server = _server(home, secure=secure)
+            server = _server(home)
             nodes = _start_server(processes, server, [silo.name for silo in cluster.silos])
             environment = {} if rings is None else {KEYS: str(rings[0])}
-            _start_silos(processes, server, nodes, len(cluster.silos), environment, fork_servers)
+            _start_silos(processes, server, nodes, environment, fork_servers)
             keys = "" if rings is None else str(rings[1])
             settings = prepare_run(
                 control, out, config, cluster,
-                keys=keys, registered=secure, resume=resume, target_accuracy=target_accuracy,
+                keys=keys, resume=resume, target_accuracy=target_accuracy,
             )  # fmt: skip
             hand_over(server, control, settings)
             _follow(processes, out, control, listeners, resumed=resume)
@@ -203,20 +200,18 @@ def _start_fork_servers(
     )
 
 
-def _server(home: Path, *, secure: bool) -> ServerStartConfig:
+def _server(home: Path) -> ServerStartConfig:
     """Configure a loopback server with temporary certificates, below the run's temporary folder."""
     certificates = home / "certificates"
-    if secure:
-        make_server_certificate(make_authority(certificates), ["localhost"], certificates)
+    make_server_certificate(make_authority(certificates), ["localhost"], certificates)
     (port,) = free_ports(1)
-    folder = str(certificates) if secure else None
     return ServerStartConfig(
-        host="127.0.0.1", port=port, certificates=folder, insecure=not secure, state=str(home), hub=HubConfig(port=0)
+        host="127.0.0.1", port=port, certificates=str(certificates), state=str(home), hub=HubConfig(port=0)
     )
 
 
 def _start_server(processes: _Processes, server: ServerStartConfig, names: Sequence[str]) -> list[NodeKey]:
-    """Start the server's processes, and register silos; returns the silos' keys, none without TLS."""
+    """Start the server's processes, and register silos; returns the silos' keys."""
     processes.start(server_programs(server, lasting=False))
     end_s = time.monotonic() + _START_TIMEOUT_S
     while not _listens(server.port):
@@ -225,9 +220,7 @@ def _start_server(processes: _Processes, server: ServerStartConfig, names: Seque
             raise RunError(f"nothing listens on port {server.port} after {_START_TIMEOUT_S:g} s")
         time.sleep(_POLL_S)
     connect(server)
-    authority, home = authority_of(server), Path(server.state)
-    if authority is None:
-        return []
+    home = Path(server.state)
     # Files are named by number, because a silo's name may be invalid as a file name.
     nodes = [make_node_key(f"silo-{index}", home / "nodes") for index in range(len(names))]
     public = {name: node.public for name, node in zip(names, nodes, strict=True)}
@@ -245,7 +238,6 @@ def _start_silos(
     processes: _Processes,
     server: ServerStartConfig,
     nodes: Sequence[NodeKey],
-    silos: int,
     environment: Mapping[str, str],
     fork_servers: tuple[Path, Path] | None,
 ) -> None:
@@ -253,10 +245,10 @@ def _start_silos(
     supernodes, trainers = fork_servers or (None, None)
     if trainers is not None:
         environment = {**environment, FORK_SERVER: str(trainers)}
-    programs, authority = [], authority_of(server)
-    for index in range(silos):
-        trust = ["--insecure"] if authority is None else supernode_trust(authority, nodes[index].private)
-        command = supernode_command(server.loopback, f"partition-id={index} num-partitions={silos}", trust)
+    programs, authority = [], Authority.at(Path(str(server.certificates))).certificate
+    for index, node in enumerate(nodes):
+        trust = supernode_trust(authority, node.private)
+        command = supernode_command(server.loopback, f"partition-id={index} num-partitions={len(nodes)}", trust)
         programs.append(Program(f"supernode-{index}", command, environment))
     processes.start(programs, supernodes)
 

@@ -16,7 +16,7 @@ from fedsync.common.processes import INTERPRETER, free_ports
 from fedsync.common.proxies import DIRECT, Way, proxied, way_to
 from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, landlock_abi, program_folders
 from fedsync.common.sandbox.path_sandbox import ALLOWED
-from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
+from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.identity.certificates import Authority, ServerCertificate, read_certificate
 from fedsync.ops.supervisor import Program
@@ -36,10 +36,6 @@ ROOM = "room"
 """Sandbox folder for code that runs bring, in a silo's state folder."""
 
 DATABASE, SECRET_FILE = "superlink.db", "superexec.secret"
-
-UPLINK = "uplink"
-
-RELAY_SOCKET = "relay.sock"
 
 HUB_FILE, STRUCK_FILE = "hub.json", "struck.json"
 """Files in a server's state folder: addresses of hubs, and names of revoked silos that hubs reject."""
@@ -173,13 +169,12 @@ def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[
     if config.certificates is None:
         superexec += ["--insecure"]
         return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", superexec, hub)]
-    up = [] if config.upstream is None else uplink_programs(config.upstream, state)
     folder = Path(config.certificates)
     authority, server = str(Authority.at(folder).certificate), ServerCertificate.at(folder)
     superlink += ["--ssl-ca-certfile", authority, "--ssl-certfile", str(server.certificate)]
     superlink += ["--ssl-keyfile", str(server.key), "--enable-supernode-auth"]
     superexec += ["--root-certificates", authority]
-    return [Program("superlink", superlink), Program("superexec", superexec, hub), *up]
+    return [Program("superlink", superlink), Program("superexec", superexec, hub)]
 
 
 def hub_place(config: ServerStartConfig) -> HubPlace:
@@ -195,25 +190,3 @@ def hub_place(config: ServerStartConfig) -> HubPlace:
     proxy, sockets = config.hub.proxy or "", config.hub.sockets or str(Path(config.state) / SOCKETS)
     files = str(server.certificate), str(server.key), str(authority), struck
     return HubPlace(config.host, ports, name, *files, proxy, sockets)
-
-
-def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:
-    """Return a relay's SuperNode, whose agent forwards the server's requests to the relay's app. Raises `ConfigError`
-    if the proxy is unusable, or this system cannot isolate a run's code.
-    """
-    trust = supernode_trust(Path(upstream.authority), Path(upstream.node_key))
-    host = upstream.server.rpartition(":")[0].strip("[]")
-    node = {
-        "partition-id": 0,
-        "relay": str(state / RELAY_SOCKET),
-        "hub-hosts": host,
-        "hub-authority": upstream.authority,
-    }
-    command = supernode_command(upstream.server, f'partition-id=0 relay="{node["relay"]}"', trust)
-    way = proxied(way_to(upstream.server, os.environ), os.environ, host)
-    uplink = Program("uplink", command, way, rejoins=True)
-    folder = private_folder(private_folder(state / UPLINK) / AGENT_FOLDER)
-    environment = {**way, OWN_NODE: json.dumps(node)}
-    remedy = "Use a Linux with Landlock (5.13, better 6.7) for the relay"
-    unable = ConfigError("server.yaml, upstream", "this system cannot isolate the code of the server above", remedy)
-    return confined(uplink, folder, state / UPLINK / ROOM, environment, [host], [str(state)], unable)

@@ -102,7 +102,6 @@ class RunWatchdog:
             except Exception as error:  # the other runs must still be checked
                 logger.exception("%s could not be cared for", folder)
                 _put_off(care, error, now_s)
-            self._tell(now_s)
         self._tell(now_s)
 
     def _look_at(self, folder: Path, care: _Care, now_s: float) -> None:

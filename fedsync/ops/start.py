@@ -35,9 +35,6 @@ from fedsync.silo.session.trainer_folder import tidy
 
 logger = foreign.logger(__name__)
 
-FILES_OF_A_SILO, FILES_BESIDE = 4, 200
-"""File descriptors per silo of a server's process, and its base number without silos."""
-
 _CONNECT_S = 1.0
 _LOOK_S = 1.0
 _LEFT_S = 3.0
@@ -88,22 +85,23 @@ def start_server(config: ServerStartConfig) -> None:
     if config.certificates is not None:
         folder = Path(config.certificates)
         check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
-    _have_files(config)
+    raise_file_limit()
     with alone_in(state), stop_on_signals() as stop:
         _check_port(config)
         connect(config)
         (state / REGISTERED_FILE).unlink(missing_ok=True)
         registrar = RegistrationLoop(list(config.node_keys), lambda names: _register_if_up(config, names))
         keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
-        watches = [registrar.watch, keeper.watch]
+        watches, programs = [registrar.watch, keeper.watch], server_programs(config)
         if config.upstream is not None:
-            from fedsync.extras.relays.relay_start import begin_relaying
+            from fedsync.extras.relays.relay_start import begin_relaying, uplink_programs
 
             watches.append(partial(begin_relaying, config))
+            programs += uplink_programs(config.upstream, state)
         for watch in watches:
             threading.Thread(target=watch, args=(stop,), daemon=True).start()
         supervise(
-            server_programs(config),
+            programs,
             flower_environment(state),
             state,
             config.logs,
@@ -124,17 +122,6 @@ def _check_port(config: ServerStartConfig) -> None:
             remedy = f"End the program that `ss -ltnp sport = :{config.port}` shows, or write another host or port"
             raise ConfigError("server.yaml, port", problem, remedy)
         time.sleep(_LOOK_S)
-
-
-def _have_files(config: ServerStartConfig) -> None:
-    """Raise the file limit of the server's programs to the system's maximum; warn if the maximum is too low."""
-    files, wanted = raise_file_limit(), FILES_OF_A_SILO * len(config.silos) + FILES_BESIDE
-    if wanted > files:
-        logger.warning(
-            "the system lets a process have %d files, and %d silos take %d; raise LimitNOFILE in the systemd unit, "
-            "or `ulimit -Hn`",
-            files, len(config.silos), wanted,
-        )  # fmt: skip
 
 
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:

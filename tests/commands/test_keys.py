@@ -52,24 +52,6 @@ def test_keys_from_the_first_to_a_rotation(admin: Path, tmp_path: Path) -> None:
     assert "'silo'" in str(failed("accept", rotated["a"], "--dir", b))
 
 
-def test_show_says_what_is_there_and_what_is_missing(admin: Path, tmp_path: Path) -> None:
-    a = tmp_path / "a"
-    public = done("init", admin).strip()
-    assert "missing: silos" in done("show", admin)
-    line = done("silo", "a", "--dir", a)
-    assert "missing: the group key" in done("show", a)
-    bundle = Path(done("issue", admin, "--silo", line).split(" ", 1)[1].strip())
-    shown = done("show", admin)
-    assert f"administrator {public}" in shown and "epoch 1" in shown and "missing" not in shown
-    assert f"silo a {open_silo(a).public.fingerprint}" in shown
-    bundle.rename(tmp_path / "a.bundle")
-    assert "missing: bundles of a" in done("show", admin)
-    done("accept", tmp_path / "a.bundle", "--dir", a, "--admin", public)
-    group = open_group(a).fingerprint.hex()
-    assert all(f"group {group}" in done("show", folder) for folder in (admin, a, bundle.parent))
-    assert "no keys here" in str(failed("show", tmp_path))
-
-
 def test_no_command_prints_or_logs_a_secret(admin: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     a, output = tmp_path / "a", ""
@@ -85,7 +67,7 @@ def test_no_command_prints_or_logs_a_secret(admin: Path, tmp_path: Path, caplog:
     bundle = run("issue", admin, "--silo", line).split(" ", 1)[1].strip()
     run("accept", bundle, "--dir", a, "--admin", public)
     run("accept", bundle, "--dir", a)
-    run("show", admin), run("show", a), run("rotate", admin)
+    run("issue", admin), run("rotate", admin)
     secret = json.loads((admin / "administrator.key").read_bytes()) | json.loads((a / "silo.key").read_bytes())
     group = open_group(a)
     values = [secret["signing"], secret["exchange"], secret["key"], secret["context"][:64], secret["context"][-64:]]
@@ -109,4 +91,4 @@ def test_mistakes_are_named(admin: Path, tmp_path: Path) -> None:
     assert "cannot be read" in str(failed("accept", tmp_path / "none", "--dir", tmp_path / "a"))
     assert "not allowed" in str(failed("silo", "a/b", "--dir", tmp_path / "b"))
     (tmp_path / "a" / "silo.key").chmod(0o644)
-    assert "chmod 600" in str(failed("show", tmp_path / "a"))
+    assert "chmod 600" in str(failed("silo", "a", "--dir", tmp_path / "a"))

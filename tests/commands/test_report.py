@@ -47,17 +47,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_runs_are_read(tmp_p
         call("report", tmp_path / "none", "--out", tmp_path)
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_report_stays_whole_where_the_disk_is_full(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    two_silos(tmp_path)
-    out = tmp_path / "out.html"
-    out.write_text("old")
-    request.getfixturevalue("full_disk")
-    with pytest.raises(ConfigError, match="No space left on device"):
-        call("report", tmp_path, "--out", out)
-    assert out.read_text() == "old"
-
-
 def test_a_summary_without_a_journal_is_no_run_to_report(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"silos": [], "strategy": "x"}')
     with pytest.raises(ConfigError, match=r"no run: journal\.jsonl is not there"):

@@ -1,4 +1,4 @@
-"""Large models on real processes: they go over the hub as files, with TLS and without."""
+"""Large models on real processes: they go over the hub as files."""
 
 from pathlib import Path
 
@@ -21,8 +21,7 @@ SILOS = {"silos": [{"name": "a", "speed": 1e5}, {"name": "b", "speed": 1e5}]}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("secure", [True, False])
-def test_a_large_model_goes_as_a_file_and_is_the_same_as_in_virtual_time(tmp_path: Path, secure: bool) -> None:
+def test_a_large_model_goes_as_a_file_and_is_the_same_as_in_virtual_time(tmp_path: Path) -> None:
     out, seen = tmp_path / "real", set()
 
     class Watch:
@@ -30,7 +29,7 @@ def test_a_large_model_goes_as_a_file_and_is_the_same_as_in_virtual_time(tmp_pat
             seen.update(path.name for path in (out / "state").glob("*/*.parcel"))
 
     config, cluster = StrategyConfig.load("fedavg", SETTINGS), ClusterConfig.model_validate(SILOS)
-    summary = run_local(config, cluster, out, secure=secure, listeners=[Watch()])
+    summary = run_local(config, cluster, out, listeners=[Watch()])
     assert summary["rounds"] == 3 and len(seen) >= 2, "each version is a file at the silos"
     run_virtual(config, cluster, tmp_path / "virtual")
     real, virtual = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("real", "virtual"))

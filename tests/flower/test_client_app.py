@@ -13,18 +13,13 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import ALLOWED
-from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.actions import Dispatch
-from fedsync.core.events import UpdateArrived
-from fedsync.core.journal import read_journal
-from fedsync.core.orders import Window, WorkOrder, WorkReport
+from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.flower import client_app, payloads
 from fedsync.flower import flower_messages as messages
-from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.transfer import Payload
-from fedsync.server.timeouts import Timeouts
 from fedsync.silo.agent import answers
 from fedsync.silo.agent.answers import EmulatedLine, emulated_line, identify
 from fedsync.silo.agent.joins import INBOX, JOINED, JoinedRun, dropped, trusted
@@ -47,7 +42,7 @@ from fedsync.silo.session.trainer_client import app_folder, asked_for
 from fedsync.train.loop import Trainer
 from fedsync.transport.join import Join, new_secret
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, posing, said
+from tests.flower.grid import posing, said
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -152,34 +147,6 @@ def test_a_batch_cap_is_looked_for_on_a_gpu_unless_the_machine_is_emulated(monke
 
     assert TrainerService(Identity(spec(), 0, "a")).facts.memory_samples == 48
     assert TrainerService(Identity(spec(emulate=[machine, machine]), 0, "a")).facts.memory_samples == 9
-
-
-def test_silos_of_all_kinds_share_a_run(tmp_path: Path) -> None:
-    """One says nothing, one has chosen its device, one does not tell; the server learns just that."""
-    strategy = FedSync(
-        StrategyConfig.load("lb-bsp", [*FAST, "task.partition.kind=iid"]),
-        ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in "abc"]}),
-        out=tmp_path,
-        timing=Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
-    )
-    grid = DirectGrid(3)
-    for node, more in ((2, {"device": "cpu"}), (3, {"resources": "off"})):
-        grid._contexts[node].node_config.update(more)
-
-    strategy.start(grid)
-
-    entries = list(read_journal(tmp_path / "journal.jsonl")[1])
-    arrived = [event for entry in entries for event in entry.events if isinstance(event, UpdateArrived)]
-    told: dict[str, list[Window]] = {name: [] for name in "abc"}
-    for event in arrived:
-        told[event.meta.silo] += event.report.windows
-    assert all(len(windows) >= 2 for windows in told.values())
-    for window in (*told["a"], *told["b"]):
-        assert window.cpu is not None and 0 <= window.cpu <= 1
-        assert window.memory is not None and 0 < window.memory <= 1
-    assert {(window.cpu, window.memory) for window in told["c"]} == {(None, None)}
-    orders = [action.silo for entry in entries for action in entry.actions if isinstance(action, Dispatch)]
-    assert sorted(orders) == ["a", "a", "b", "b", "c", "c"], "it takes part like the others"
 
 
 def test_training_code_of_ones_own_hears_what_is_not_for_fedsync() -> None:

@@ -45,18 +45,6 @@ def app(folder: Path, **options: str) -> dict[str, object]:
     return {"kind": "silo-app", "file": str(folder / "app.py"), "options": options}
 
 
-@pytest.mark.parametrize("cipher", ["plain", "pad"])
-@pytest.mark.parametrize("odd", ["odd", "wide"])
-def test_the_silo_that_differs_is_refused_and_the_others_train(
-    odd: str, cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = started(tmp_path, monkeypatch, app(tmp_path, **{odd: "c"}), f"cipher={{kind: {cipher}}}")
-    assert "silo 'c' failed the check 'model'" in caplog.text
-    assert {"odd": "the same file of weights", "wide": "other names or shapes"}[odd] in caplog.text
-    assert run.run_summary is not None
-    assert {silo["name"] for silo in run.run_summary["silos"] if silo["orders"]} == {"a", "b"}
-
-
 def lying(form: ModelForm | None) -> Answer:
     """A silo that is honest but for what it says of its model."""
 

@@ -137,12 +137,7 @@ def test_a_key_is_registered_once(flower: FakeFlower, key: Callable[..., Path]) 
     assert flower.nodes == [("berlin", True), ("paris", True)]
     asked = [["supernode", "register", str(path), "here", "--name", name] for name, path in keys.items()]
     assert [call["arguments"] for call in flower.calls] == [[*each, "--format", "json"] for each in asked]
-
-
-def test_a_thousand_keys_are_registered_by_one_process(flower: FakeFlower, key: Callable[..., Path]) -> None:
-    """Its imports take a second or two."""
-    flower.register({name: key(name) for name in ("berlin", "paris", "rome")})
-    assert len(flower.calls) == 3 and len({call["pid"] for call in flower.calls}) == 1
+    assert len({call["pid"] for call in flower.calls}) == 1, "the imports of a process take a second or two"
 
 
 def test_flower_s_command_goes_through_no_proxy_and_calls_nobody_else(

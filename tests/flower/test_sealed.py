@@ -76,19 +76,6 @@ def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pssp", "fsp", "a-bsp", "fedbuff"])
-def test_every_way_to_synchronise_works_encrypted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
-    more = ["aggregation.staleness={kind: constant}"] if strategy == "fedbuff" else []
-    more += ["barrier.interval.interval_s=0.5"] if strategy == "fsp" else []
-    run, models = _start(tmp_path, monkeypatch, strategy, "cipher={kind: bfv, bits: 16, examples: 300}", *more)
-    assert run.run_summary is not None and run.run_summary["rounds"] == 3
-    for model in models:
-        np.testing.assert_allclose(model, models[0], atol=1e-6)
-
-
-@pytest.mark.slow
 def test_the_server_s_files_and_messages_have_no_key_and_no_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,16 +146,6 @@ def test_a_server_without_its_key_file_says_so(tmp_path: Path, monkeypatch: pyte
     config = StrategyConfig.load("fedavg", [*QUICK, "cipher={kind: bfv}"])
     with pytest.raises(ConfigError, match="the server was given no key file"):
         FedSync(config, SILOS, out=tmp_path, timing=TIMING).start(DirectGrid(3))
-
-
-@pytest.mark.slow
-def test_masked_updates_add_up_on_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}")
-    assert run.run_summary is not None and run.run_summary["rounds"] == 3
-    for model in models:
-        np.testing.assert_array_equal(model, models[0])
-    moved = np.abs(models[0] - initial_model(run.config.task.build(), 7)[0])
-    assert moved.max() > 1e-3, "three commits have counted"
 
 
 @pytest.mark.slow

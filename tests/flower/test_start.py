@@ -17,7 +17,6 @@ from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL
 from fedsync.core.orders import WorkOrder
 from fedsync.flower import flower_messages as messages
@@ -25,9 +24,9 @@ from fedsync.flower import run_log
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.observe.replay import replay
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.protocol import Describe, Hello, Train
+from fedsync.silo.protocol import Train
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, asked, honest, said, saying
+from tests.flower.grid import DirectGrid, asked, honest
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -295,24 +294,3 @@ def test_a_model_that_fits_no_machine_ends_the_run_before_any_silo_is_asked(tmp_
     with pytest.raises(ConfigError, match=r"the model takes .* GiB at least\. Choose narrower or fewer layers"):
         _strategy(tmp_path, wide).start(grid)
     assert grid.pushed == []
-
-
-def test_a_claim_of_a_billion_samples_does_not_outweigh_the_others(tmp_path: Path) -> None:
-    """Silo 3 says so in its first word; with `most_examples` the others go on without it."""
-
-    def boasts(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        if not isinstance(asked(message), Describe):
-            return reply
-        hello, _ = said(reply)
-        assert isinstance(hello, Hello)
-        return saying(message, replace(hello, facts=replace(hello.facts, examples=10**9)))
-
-    for most, shares in (("null", 3), ("1000", 2)):
-        out = tmp_path / most
-        grid = DirectGrid(3, {3: boasts})
-        _strategy(out, f"most_examples={most}", f"min_silos={shares}", "silos=[silo-0, silo-1, silo-2]").start(grid)
-        weights = [each for entry in replay(out / JOURNAL) for each in entry.actions if isinstance(each, Commit)]
-        assert {len(commit.weights) for commit in weights} == {shares}
-        largest = max(max(commit.weights.values()) for commit in weights)
-        assert (largest > 0.999) == (most == "null")

@@ -12,7 +12,7 @@ from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.server_start import HubConfig, ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.identity.certificates import make_authority, make_server_certificate
-from fedsync.ops import programs, start
+from fedsync.ops import programs
 from fedsync.ops.programs import node_config, node_settings, server_programs, silo_programs
 from fedsync.ops.supervisor import Program
 from fedsync.server.run_folder import HUB, HubPlace
@@ -116,16 +116,6 @@ def test_keys_among_programs_are_refused(tmp_path: Path) -> None:
     """What is in the room may read where Python is."""
     with pytest.raises(ConfigError, match="lies among programs"):
         plan(SILO, tmp_path, code="installed", keys=f"{sys.prefix}/keys")
-
-
-@pytest.mark.parametrize(("files", "warned"), [(1399, True), (1400, False)])
-def test_a_server_that_may_not_open_files_enough_for_all_silos_says_so(
-    files: int, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start, "raise_file_limit", lambda: files)
-    silos = {f"silo-{index}": "key" for index in range(300)}  # of which each may have four
-    start._have_files(ServerStartConfig(certificates="/c", state="/s", silos=silos))
-    assert (f"a process have {files} files, and 300 silos take 1400" in caplog.text) is warned
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fedsync.common.backoff import Backoff
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.ops import run_watchdog as module
-from fedsync.ops.run_watchdog import DIED, LEAST_ROOM, LINGERS_S, RunWatchdog
+from fedsync.ops.run_watchdog import LEAST_ROOM, LINGERS_S, RunWatchdog
 from fedsync.ops.runs import STOPPED, BusyError
 from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 
@@ -84,16 +85,6 @@ def test_pauses_double_up_to_the_longest_and_never_end(server: Server) -> None:
     pauses = [after - before for before, after in pairwise(at)]
     assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 512, *[600] * 4]
     assert server.resumed[-1][1] == "a"
-
-
-def test_pauses_stay_the_longest_after_a_year(server: Server) -> None:
-    folder = server.run("a")
-    server.look(0.0)
-    server.keeper._cares[folder.resolve()].tries = 52_560
-    server.look(1000.0)
-    server.look(1000.0 + DIED.longest_s - 1)
-    server.look(1000.0 + DIED.longest_s)
-    assert [now_s for now_s, _ in server.resumed] == [0.0, 1000.0, 1600.0]
 
 
 def test_a_new_version_begins_with_the_shortest_pause(server: Server) -> None:
@@ -187,38 +178,26 @@ def test_what_it_tells(server: Server) -> None:
         assert (server.told(folder)["phase"], server.told(folder)["next"]) == ("at work", None)
 
 
-@pytest.mark.parametrize("broken", ["a run", "the folder"])
-def test_nothing_ends_the_watch(broken: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "name"), [(module, "phase"), (RunWatchdog, "look")], ids=["a run", "the folder"])
+def test_nothing_ends_the_watch(owner: Any, name: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look goes wrong, the second one resumes."""
     server.run("a")
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
     monkeypatch.setattr(module, "REFUSED", Backoff(0.0, 0.0))
-    stop, looks = threading.Event(), []
-    phase = module.phase
+    stop, looks, works = threading.Event(), list[int](), getattr(owner, name)
 
-    def fails_once(*arguments: Path) -> module.Phase:
+    def fails_once(*arguments: Any) -> Any:
         looks.append(1)
         if len(looks) == 1:
             raise OSError("input/output error")
-        return phase(server.state / "runs" / "a")
+        return works(*arguments)
 
     def resume(folder: Path) -> None:
         server.resumed.append((0.0, folder.name))
         stop.set()
 
     server.keeper.resume = resume
-    if broken == "a run":
-        monkeypatch.setattr(module, "phase", fails_once)
-    else:
-        look = RunWatchdog.look
-
-        def look_fails_once(keeper: RunWatchdog, now_s: float) -> None:
-            looks.append(1)
-            if len(looks) == 1:
-                raise OSError("input/output error")
-            look(keeper, now_s)
-
-        monkeypatch.setattr(RunWatchdog, "look", look_fails_once)
+    monkeypatch.setattr(owner, name, fails_once)
     server.keeper.watch(stop)
     assert server.resumed == [(0.0, "a")] and len(looks) >= 2
 

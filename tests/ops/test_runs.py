@@ -16,7 +16,7 @@ import pytest
 
 from fedsync.common import locks
 from fedsync.common.errors import ConfigError, RunError
-from fedsync.common.locks import held, taken
+from fedsync.common.locks import taken
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.server_app import target_of
@@ -90,17 +90,6 @@ def at_work(folder: Path, first: str = "pass") -> Iterator[subprocess.Popen[str]
             yield process
         finally:
             process.kill()
-
-
-def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
-    assert not held(tmp_path / RUN_LOCK)
-    with at_work(tmp_path):
-        assert held(tmp_path / RUN_LOCK)
-        with taken(tmp_path / RUN_LOCK) as got:
-            assert not got
-    assert not held(tmp_path / RUN_LOCK)
-    with taken(tmp_path / RUN_LOCK) as got:
-        assert got
 
 
 def test_who_only_looks_at_a_lock_does_not_keep_it_from_its_taker(

@@ -54,7 +54,7 @@ def test_all_start_in_order_and_end_in_reverse() -> None:
 
 
 def test_what_fails_again_and_again_is_started_ever_more_rarely() -> None:
-    stage = Stage(Program("one", ["1"]))
+    stage = Stage(Program("one", ["1"], rejoins=True))
     now_s, starts = 0.0, []
     while now_s < 200.0:
         stage.supervisor.step(now_s)
@@ -66,7 +66,8 @@ def test_what_fails_again_and_again_is_started_ever_more_rarely() -> None:
     # By hand: 0.75, 1.5, 3 s, and from then on 6 s.
     assert gaps[:3] == [0.75, 1.5, 3.0] and set(gaps[3:]) == {6.0} and len(gaps) >= 7
     assert stage.supervisor.restarts == len(starts)
-    assert stage.supervisor.last_error == "one ended with code 1: no such file"
+    why = " (the server may keep its place for a minute after a crash)"
+    assert stage.supervisor.last_error == f"one ended with code 1{why}: no such file"
 
 
 def test_a_healthy_run_begins_anew_with_the_shortest_pause() -> None:
@@ -80,24 +81,6 @@ def test_a_healthy_run_begins_anew_with_the_shortest_pause() -> None:
     assert not stage.supervisor.running
     stage.supervisor.step(10.0 + HEALTHY_S + 0.75)
     assert stage.supervisor.running
-
-
-def test_a_node_that_vanished_is_back_within_seconds_of_being_let_in() -> None:
-    """The server turns it away for 60 s. Pauses that grew to a minute would have it wait as long."""
-    stage = Stage(Program("node", ["1"], rejoins=True))
-    stage.supervisor.step(0.0)
-    vanished_s = 1000.0
-    stage.fail("node", vanished_s, -9)
-    now_s = vanished_s
-    while now_s < vanished_s + 100.0:
-        stage.supervisor.step(now_s)
-        if stage.supervisor.running:
-            if now_s >= vanished_s + 60.0:
-                break
-            stage.fail("node", now_s)
-        now_s += 0.25
-    assert 60.0 <= now_s - vanished_s <= 66.0
-    assert "keep its place" in str(stage.supervisor.last_error)
 
 
 def test_a_program_that_is_not_there_is_tried_again() -> None:

@@ -137,7 +137,6 @@ def test_options_that_contradict_each_other(changes: dict[str, Any], told: str) 
         "timing_only": True,
         "model_bytes": None,
         "journal": True,
-        "insecure": False,
     }
     with pytest.raises(ConfigError, match=told):
         _starter(**{**options, **changes})

@@ -32,7 +32,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
-    load_ssh_private_key,
     load_ssh_public_key,
 )
 
@@ -113,16 +112,6 @@ class Review:
     def sign(self, key: Ed25519PrivateKey) -> Review:
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
         return replace(self, signatures={**self.signatures, public: key.sign(_signed(self.files))})
-
-
-def private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:
-    """Parse a reviewer's key, as ``ssh-keygen -t ed25519`` makes it. Raises `ValueError` for another key or a wrong
-    passphrase, and `TypeError` if the key is encrypted and ``passphrase`` is None.
-    """
-    key = load_ssh_private_key(data, None if passphrase is None else passphrase.encode())
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ValueError("it is no Ed25519 key")
-    return key
 
 
 def bare(key: str) -> str:

@@ -8,11 +8,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.table import Table
 
 from fedsync.extras.exporters.csv_exporter import without_formulas
 from fedsync.observe.report import seeds
 from fedsync.observe.report.card import CARD, markdown, model_card, plain, result_rows
-from fedsync.observe.report.data import RunData
+from fedsync.observe.report.data import RunData, read_runs
 
 _LATEX = str.maketrans(
     {letter: rf"\{letter}" for letter in "&%$#_{}"}
@@ -23,6 +27,16 @@ _LATEX = str.maketrans(
 
 def files_beside(runs: Sequence[RunData]) -> dict[str, str]:
     return {CARD: model_card(runs[0]), **result_files(runs[0])} if len(runs) == 1 else seed_files(runs)
+
+
+def over_seeds(folders: Sequence[Path], seconds: Sequence[float | None]) -> tuple[Table, dict[str, str]]:
+    """Return the tests of several strategies over seeds, and `seed_files`.
+
+    ``seconds``: time of each run to the target of its comparison [s], None if the run did not reach the target.
+    """
+    times = zip(read_runs(folders), seconds, strict=True)
+    runs = [replace(run, summary={**run.summary, "seconds_to_target": each}) for run, each in times]
+    return seeds.seed_table(seeds.groups(runs)), seed_files(runs)
 
 
 def result_files(run: RunData) -> dict[str, str]:

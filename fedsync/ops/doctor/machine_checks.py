@@ -15,13 +15,9 @@ from typing import ParamSpec
 import psutil
 
 from fedsync.common.errors import ConfigError, FedSyncError, SiloLocked
-from fedsync.common.files import OWNER_FOLDER
 from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, can_own_namespaces, landlock_abi
-from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.registration import key_digest, node_public_key
-from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
+from fedsync.identity.certificates import Authority, read_certificate
 from fedsync.identity.node_keys import node_key_fingerprint
 from fedsync.silo.owner.lockout import Lockout
 
@@ -29,9 +25,6 @@ Arguments = ParamSpec("Arguments")
 
 LEAST_DISK_BYTES = 1_000_000_000
 LEAST_MEMORY_BYTES = 500_000_000
-MODELS_IN_MEMORY = 8
-"""Generous number of model-sized arrays: model, gradient, optimiser state, base, update, sealed update."""
-
 WARN_DAYS, LEAST_DAYS = 30, 7
 """Remaining days of a certificate below which its check warns, and fails."""
 
@@ -65,13 +58,6 @@ def guarded(name: str) -> Callable[[Callable[Arguments, Check]], Callable[Argume
         return found
 
     return decorated
-
-
-def model_bytes(strategy: StrategyConfig) -> int:
-    """Return the size of a strategy's model [bytes]; raises `ConfigError` if this machine cannot build the task."""
-    from fedsync.train.weights import initial_model
-
-    return int(initial_model(strategy.task.build(), strategy.seed, strategy.model.build())[0].nbytes)
 
 
 def check_versions() -> Check:
@@ -114,12 +100,6 @@ def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy:
         return Check(name, False, f"{detail}: expired", remedy)
     few = "" if left >= WARN_DAYS else f": {left:.0f} days left"
     return Check(name, left >= LEAST_DAYS, f"{detail}{few}", remedy if few else "")
-
-
-@guarded("key")
-def check_fit(folder: Path) -> Check:
-    check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
-    return Check("key", True, "fits the certificate, which the authority signed")
 
 
 def check_authority_key(folder: Path) -> Check:
@@ -168,36 +148,6 @@ def check_server_keys(path: Path) -> Check:
     return Check("keys", True, f"epoch {file.epoch}, group {file.fingerprint.hex()[:16]}, {', '.join(file.senders)}")
 
 
-def check_silos(config: ServerStartConfig) -> Check:
-    """Check that the server accepts the silos' public node keys, and that all keys differ."""
-    problems: list[ConfigError] = []
-    owners: dict[str, str] = {}
-    for name, path in config.node_keys.items():
-        try:
-            point = key_digest(node_public_key(name, Path(path)))
-        except ConfigError as error:
-            problems.append(error)
-            continue
-        owner = owners.setdefault(point, name)
-        if owner != name:
-            remedy = f"Have {name} make a key of its own with `fedsync certs silo {name}`"
-            problems.append(ConfigError(f"silos, {name}", f"its key is that of {owner}", remedy))
-    if problems:
-        found = "; ".join(f"{problem.place}: {problem.problem}" for problem in problems)
-        return Check("silos", False, found, ". ".join(problem.remedy for problem in problems))
-    return Check("silos", True, ", ".join(config.node_keys) or "none is listed; register their keys otherwise")
-
-
-@guarded("state")
-def check_state(folder: Path) -> Check:
-    if _nearest(folder) != folder:
-        return Check("state", True, f"{folder} will be made")
-    mode = folder.stat().st_mode & 0o777
-    if mode & 0o077:
-        return Check("state", False, f"{folder} has mode {mode:04o}", f"Run `chmod {OWNER_FOLDER:o} {folder}`")
-    return Check("state", True, f"{folder}, mode {mode:04o}")
-
-
 @guarded("disk")
 def check_disk(folder: Path) -> Check:
     free = shutil.disk_usage(_nearest(folder)).free
@@ -206,20 +156,12 @@ def check_disk(folder: Path) -> Check:
     return Check("disk", True, detail) if free >= LEAST_DISK_BYTES else Check("disk", False, detail, remedy)
 
 
-def check_memory_for(strategy: StrategyConfig | None) -> Check:
-    """Run `check_memory` with the model of the strategy, unless only the silos can build the model."""
-    if strategy is None or strategy.task.own_loop:
-        return check_memory(None)
-    return guarded("memory")(lambda: check_memory(model_bytes(strategy)))()
-
-
-def check_memory(model: int | None) -> Check:
+def check_memory() -> Check:
     free = psutil.virtual_memory().available
-    wanted = LEAST_MEMORY_BYTES if model is None else LEAST_MEMORY_BYTES + MODELS_IN_MEMORY * model
-    detail = f"{_size(free)} available" + ("" if model is None else f", model {_size(model)}")
-    if free >= wanted:
-        return Check("memory", True, detail)
-    return Check("memory", False, f"{detail}, {_size(wanted)} wanted", "End other programs, or use a larger machine")
+    if free >= LEAST_MEMORY_BYTES:
+        return Check("memory", True, f"{_size(free)} available")
+    detail = f"{_size(free)} available, {_size(LEAST_MEMORY_BYTES)} wanted"
+    return Check("memory", False, detail, "End other programs, or use a larger machine")
 
 
 @guarded("device")

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from fedsync.common.processes import listen_error
 from fedsync.common.proxies import ProxyRefused, Way, split
 from fedsync.identity.certificates import (
     CertificateReplaced,
@@ -106,13 +105,3 @@ def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
         return Check("clock", True, f"within {skew + 1.0:.0f} s of the server's")
     way = "ahead of" if ahead > 0 else "behind"
     return Check("clock", False, f"{skew:.0f} s {way} the server's", "Set both clocks, by NTP for example")
-
-
-def check_port(host: str, port: int, *, running: bool) -> Check:
-    error = listen_error(host, port)
-    if error is not None and running:
-        return Check("port", True, f"{host}:{port}, this server's")
-    if error is not None:
-        remedy = "End what listens there, or choose another port; below 1024 takes privileges"
-        return Check("port", False, f"{host}:{port}: {error.strerror}", remedy)
-    return Check("port", True, f"{host}:{port} is free")

@@ -12,7 +12,6 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.proxies import Way, way_to
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.config.strategy import StrategyConfig
 from fedsync.identity.certificates import Authority, ServerCertificate
 from fedsync.ops.doctor import health as health
 from fedsync.ops.doctor import machine_checks as here
@@ -21,14 +20,14 @@ from fedsync.ops.doctor.machine_checks import Check
 from fedsync.ops.programs import way_to_server
 
 
-def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
+def check_machine() -> Iterator[Check]:
     yield here.check_versions()
     yield here.check_disk(Path.cwd())
-    yield here.check_memory_for(strategy)
+    yield here.check_memory()
     yield here.check_device("auto")
 
 
-def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
+def check_silo(config: SiloStartConfig, now: datetime) -> Iterator[Check]:
     """Run all checks of a silo, cheap checks first."""
     yield here.check_versions()
     yield here.check_code(config)
@@ -39,9 +38,8 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
     if config.keys is not None:
         yield here.check_ring(Path(config.keys), config.name)
         yield here.check_open(Path(config.keys))
-    yield here.check_state(Path(config.state))
     yield here.check_disk(Path(config.state))
-    yield here.check_memory_for(strategy)
+    yield here.check_memory()
     yield here.check_device(config.device or "auto")
     yield from _check_way(lambda: way_to_server(config), config.authority, now)
     yield health.check_health(Path(config.state), now)
@@ -50,29 +48,25 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
     yield health.check_audit_log(config)
 
 
-def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
-    """Run all checks of a server; arguments as in `check_silo`."""
+def check_server(config: ServerStartConfig, now: datetime) -> Iterator[Check]:
+    """Run all checks of a server."""
     yield here.check_versions()
     if config.certificates is not None:
         folder = Path(config.certificates)
         yield here.check_certificate(Authority.at(folder).certificate, "authority", now)
         yield here.check_certificate(ServerCertificate.at(folder).certificate, "certificate", now)
-        yield here.check_fit(folder)
         yield here.check_authority_key(folder)
-    yield here.check_silos(config)
     if config.keys is not None:
         yield here.check_server_keys(Path(config.keys))
-    yield here.check_state(Path(config.state))
     yield here.check_disk(Path(config.state))
-    yield here.check_memory_for(strategy)
+    yield here.check_memory()
     if config.upstream is not None:
         upstream = config.upstream
         yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
         yield here.check_node_key(Path(upstream.node_key))
         yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
-    running = health.is_running(Path(config.state), now)
-    yield network.check_port(config.host, config.port, running=running)
     if config.certificates is not None:
+        running = health.is_running(Path(config.state), now)
         certificate = ServerCertificate.at(Path(config.certificates)).certificate
         yield network.check_served(config.loopback, certificate, now, running=running)
     yield health.check_health(Path(config.state), now)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,23 +12,14 @@ import typer
 from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-"""Folder with the files of each kind of task; all projects also get those in ``shared``."""
-
-
-class TaskKind(StrEnum):
-    """Kind of value that the project's task predicts."""
-
-    CLASSES = "classes"
-    NUMBERS = "numbers"
+PROJECT = Path(__file__).resolve().parent / "templates"
 
 
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the project; made if it is not there.")],
-    task: Annotated[TaskKind, typer.Option("--task", help="What the task predicts.")] = TaskKind.CLASSES,
 ) -> None:
     """Make a small working project: your own task, a strategy, silos, and instructions."""
-    files = make_project(folder, task)
+    files = make_project(folder)
     say(f"{folder}: {', '.join(str(file) for file in files)}")
     say("Try it:")
     say(f"  cd {shlex.quote(str(folder))}")
@@ -37,7 +27,7 @@ def new(
     say("README.md goes on from there.")
 
 
-def make_project(folder: Path, task: TaskKind) -> list[Path]:
+def make_project(folder: Path) -> list[Path]:
     """Write a project's files into an empty or new folder.
 
     Returns:
@@ -46,22 +36,16 @@ def make_project(folder: Path, task: TaskKind) -> list[Path]:
     Raises:
         ConfigError: the folder is not empty, or cannot be made or written.
     """
+    found = (path.relative_to(PROJECT) for path in PROJECT.rglob("*") if path.is_file())
+    files = sorted(file for file in found if "__pycache__" not in file.parts)
     try:
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(str(folder), "the folder is not empty", "Name one that is, or that is not there yet")
-        folder.mkdir(parents=True, exist_ok=True)
-        written = [file for source in ("shared", task.value) for file in _copy(TEMPLATES / source, folder)]
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            # Without the modes: the package's own files may be read-only.
+            shutil.copyfile(PROJECT / file, folder / file)
     except OSError as error:
         problem = f"the project cannot be written: {error.strerror or error}"
         raise ConfigError(str(folder), problem, "Name a folder that you may make and write") from error
-    return sorted(written)
-
-
-def _copy(source: Path, folder: Path) -> list[Path]:
-    found = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
-    files = [file for file in found if "__pycache__" not in file.parts]
-    for file in files:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        # Without the modes: the package's own files may be read-only.
-        shutil.copyfile(source / file, folder / file)
     return files

@@ -11,6 +11,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from fedsync.common.sandbox.confirmed_code import Review
 
 app = typer.Typer(help="Reviewed code, for silos with code: reviewed.", no_args_is_help=True)
@@ -24,7 +26,7 @@ def sign(
     key: Annotated[Path, typer.Option("--key", help="Your private key, as `ssh-keygen -t ed25519` makes it.")],
 ) -> None:
     """Sign every Python file of a folder as it is now; the signature goes into its code-review.json."""
-    from fedsync.common.sandbox.confirmed_code import Review, code_below, private_key
+    from fedsync.common.sandbox.confirmed_code import Review, code_below
 
     files = code_below(_there(folder))
     if not files:
@@ -32,9 +34,9 @@ def sign(
     try:
         data = key.read_bytes()
         try:
-            own = private_key(data, None)
+            own = _private_key(data, None)
         except TypeError:
-            own = private_key(data, typer.prompt(f"Passphrase of {key}", hide_input=True))
+            own = _private_key(data, typer.prompt(f"Passphrase of {key}", hide_input=True))
     except (OSError, ValueError) as error:
         raise ConfigError("--key", f"{key} cannot be used: {error}", "Make one: ssh-keygen -t ed25519") from error
     before = _review(folder)
@@ -90,3 +92,16 @@ def _review(folder: Path) -> Review | None:
         raise ConfigError(
             str(folder / REVIEW), f"the review is damaged: {error}", "Remove it, and sign anew"
         ) from error
+
+
+def _private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:
+    """Parse a reviewer's key, as ``ssh-keygen -t ed25519`` makes it. Raises `ValueError` for another key or a wrong
+    passphrase, and `TypeError` if the key is encrypted and ``passphrase`` is None.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    key = load_ssh_private_key(data, None if passphrase is None else passphrase.encode())
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError("it is no Ed25519 key")
+    return key

@@ -11,32 +11,31 @@ from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.extras.relays import relay_start as relay
-from fedsync.extras.relays.relay_start import RELAY_RUN, begin_relaying
-from fedsync.ops.programs import server_programs
+from fedsync.extras.relays.relay_start import RELAY_RUN, begin_relaying, uplink_programs
 from fedsync.ops.runs import RUN_FILE, RUNS
 from fedsync.silo.agent.joins import OWN_NODE
 
 
 @pytest.fixture
-def config(tmp_path: Path, certificates: Path) -> ServerStartConfig:
+def config(tmp_path: Path) -> ServerStartConfig:
     above = UpstreamConfig(name="north", server="fl.example.org:9092", authority="/ca.crt", node_key="/north.node")
     (tmp_path / "state").mkdir(mode=0o700)
-    folder = str(certificates)
-    return ServerStartConfig(state=str(tmp_path / "state"), certificates=folder, keys="/server.json", upstream=above)
+    return ServerStartConfig(state=str(tmp_path / "state"), certificates="/c", keys="/server.json", upstream=above)
+
+
+def above(config: ServerStartConfig) -> UpstreamConfig:
+    assert config.upstream is not None
+    return config.upstream
 
 
 def test_a_relay_has_a_node_at_the_server_above_it(config: ServerStartConfig) -> None:
-    above = [each for each in server_programs(config) if each.role == "uplink"]
-    (uplink,) = above
+    agent, uplink, room = uplink_programs(above(config), Path(config.state))
     assert uplink.rejoins and "fl.example.org:9092" in uplink.command and "/north.node" in uplink.command
     assert f'relay="{config.state}/relay.sock"' in " ".join(uplink.command)
     # The relay is a silo of that server, whose owner is asked, too; what runs bring along is confined.
-    agent, room = (each for each in server_programs(config) if each.role in ("agent", "room"))
     node = json.loads(agent.environment[OWN_NODE])
     assert (node["hub-hosts"], node["hub-authority"]) == ("fl.example.org", "/ca.crt")
     assert json.loads(room.environment[ALLOWED]) == {"hub_hosts": ["fl.example.org"]} and "--room" in room.command
-    alone = config.model_copy(update={"upstream": None})
-    assert [each.role for each in server_programs(alone)] == ["superlink", "superexec"]
 
 
 def test_its_run_is_submitted_once(config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +69,4 @@ def test_a_relay_that_cannot_isolate_code_says_which_file_asks_for_it(
 ) -> None:
     monkeypatch.setattr("fedsync.ops.programs.can_confine", lambda: False)
     with pytest.raises(ConfigError, match=r"server.yaml, upstream: this system cannot isolate .*Landlock"):
-        server_programs(config)
+        uplink_programs(above(config), Path(config.state))

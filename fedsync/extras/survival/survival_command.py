@@ -1,40 +1,18 @@
-"""Commands ``fedsync statistics`` and ``fedsync survival``: results pooled over the tables of all silos."""
+"""Command ``fedsync survival``: survival curves, log-rank test and Cox regression over all silos."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-
-def statistics(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of a run, or of a silo's trainer in an encrypted run.")
-    ],
-) -> None:
-    """Show the column statistics of all silos, if the run's task asked for them."""
-    from fedsync.evaluation.survey.findings import STATISTICS
-    from fedsync.observe.tables import statistics_table
-
-    path = folder / STATISTICS
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        table = statistics_table(found)
-    except FileNotFoundError:
-        remedy = "Ask for them: task.standardise: federated. In an encrypted run the silos have them"
-        raise ConfigError(str(path), "there are no statistics of this run", remedy) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(str(path), "this is no file of statistics", "Name the folder of a run") from error
-    Terminal().print(table)
 
 
 def survival(
@@ -64,8 +42,6 @@ def survival(
 
 
 def _tables(found: dict[str, Any]) -> list[Table]:
-    from fedsync.observe.tables import new_table
-
     tables = []
     for curve in found["curves"]:
         title = f"Survival, {curve['group']}: {curve['persons']} persons of {found['silos']} silos"

@@ -62,7 +62,7 @@ def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> 
     """By what all silos found out before it, whichever of them are asked; and of both models of a sealed run too."""
     from fedsync.simulation.run import run_virtual
 
-    heart = Path(__file__).parents[2] / "examples" / "heart"
+    heart = Path(__file__).parents[3] / "examples" / "heart"
     config = StrategyConfig.load(
         heart / "strategy.yaml", ["stop.rounds=2", "task.standardise=federated", f"cipher={cipher}"]
     )

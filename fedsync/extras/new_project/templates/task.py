@@ -48,8 +48,7 @@ class MachineTask(Task):
         return SiloData(TensorDataset(inputs[train], labels[train]), TensorDataset(inputs[test], labels[test]))
 
     # The defaults are a classifier's loss and score: cross-entropy, and the share of correct predictions. To change
-    # them, write `loss(self, model, batch)` and `score(self, model, batch)`; the project made by
-    # `fedsync new --task numbers` has an example.
+    # them, for example to predict numbers, write `loss(self, model, batch)` and `score(self, model, batch)`.
 
     def _read(self) -> tuple[Tensor, Tensor]:
         """CHANGE: read the data on this silo's machine; here, a file of `np.savez(file, inputs=..., labels=...)`."""

@@ -1,4 +1,4 @@
-"""Commands ``fedsync watch`` and ``fedsync page``: live view of a run in the terminal, and in a browser."""
+"""Command ``fedsync page``: live view of a run in a browser, where operators can steer it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from typing import Annotated
 import typer
 
 from fedsync.common.errors import ConfigError
-from fedsync.observe.terminal import Terminal, say
-
-
-def watch(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
-    """Show the busy and waiting silos of a run until it ends; Ctrl-C ends only the display."""
-    from fedsync.observe.live import watch as show
-
-    show(folder, Terminal())
+from fedsync.observe.terminal import say
 
 
 def page(
