@@ -107,8 +107,8 @@ CHAPTERS = {
     "yaml/silos.md": Chapter(
         "Silo file",
         "A silo file describes the machines that virtual time simulates and that the `local` and `flower` runtimes "
-        "emulate. `fedsync probe` measures a machine and prints its entry; `fedsync schema --silos` prints the JSON "
-        "Schema. Real silos need none of this.",
+        "emulate. `fedsync tune RUN --silos FILE` writes the file of a run's machines; `fedsync schema --silos` prints "
+        "the JSON Schema. Real silos need none of this.",
         {"": ClusterConfig},
     ),
     "yaml/start.md": Chapter(

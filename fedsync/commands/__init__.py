@@ -10,13 +10,12 @@ from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
 from fedsync.commands.new import new
 from fedsync.commands.page import page, watch
-from fedsync.commands.probe import probe
 from fedsync.commands.report import report
 from fedsync.commands.statistics import statistics, survival
 from fedsync.commands.tune import tune
 from fedsync.commands.validate import schema, validate
 
-COMMANDS = (doctor, evaluate, export, new, page, probe, report, schema, statistics, survival, tune, validate, watch)
+COMMANDS = (doctor, evaluate, export, new, page, report, schema, statistics, survival, tune, validate, watch)
 GROUPS = {"certs": certs, "code": code, "keys": keys, "server": server, "silo": silo, "steer": steer}
 
 

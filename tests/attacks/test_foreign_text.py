@@ -154,7 +154,7 @@ def test_the_logs_of_processes(tmp_path: Path) -> None:
 # Call sites.
 
 # Own text for machines: JSON, a silo file, keys in hex.
-WRITES_OWN_TEXT = {"fedsync/commands/validate.py": 1, "fedsync/commands/keys.py": 2, "fedsync/commands/probe.py": 1}
+WRITES_OWN_TEXT = {"fedsync/commands/validate.py": 1, "fedsync/commands/keys.py": 2}
 PRINTS = {
     "fedsync/common/fork_server.py": "why a program ends, as Python does",
     "fedsync/flower/flwr_calls.py": "JSON for its parent, and an error into a file that becomes a part of that",

@@ -27,9 +27,7 @@ class OwnLoopSection(TaskSection):
 
     def build(self) -> Task:
         problem = "it has a training loop of its own, and its model is where that is, at the silos"
-        remedy = "Ask a silo for the model, or try a run in virtual time. "
-        remedy += "How fast silos are, a run says, not fedsync probe"
-        raise ConfigError(f"task.kind {self.kind}", problem, remedy)
+        raise ConfigError(f"task.kind {self.kind}", problem, "Ask a silo for the model, or try a run in virtual time")
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         """Return the trainer as `trainer_of`."""
@@ -50,11 +48,7 @@ def trainer_of(
         from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 
         return PrivateTrainer(task.build_by_row(), slot, options, run)
-    if options.processes == 1:
-        return Trainer(task.build(), slot, options, run)
-    from fedsync.train.processes.group import GroupTrainer
-
-    return GroupTrainer(task.build, slot, options, run)
+    return Trainer(task.build(), slot, options, run)
 
 
 def keeper_of(
