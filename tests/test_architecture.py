@@ -54,10 +54,11 @@ BESIDE = {
 }
 # Rooms of `extras`, and who may load them, on demand; `policies.schema` and `zipline` name the others in tables.
 DOORS = {
-    "cross_site": {"observe/recorder.py", "commands/evaluate.py"},
+    "cross_site": {"observe/recorder.py", "commands/evaluate.py", "silo/session/session.py"},
     "exporters": {"observe/run_builder.py", "commands/export.py"},
     "page": {"commands/page.py"},
     "papers": {"cli.py", "commands/report.py"},
+    "surveys": {"config/tasks/survival_task.py", "silo/session/session.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/statistics.py"},
     "tracing": {"observe/run_builder.py", "cipher/server/sealed_aggregator.py", "commands/trace.py"},
     "relays": {
