@@ -55,11 +55,12 @@ BESIDE = {
 # Rooms of `extras`, and who may load them, on demand; `policies.schema` and `zipline` name the others in tables.
 DOORS = {
     "code_review": {"commands/__init__.py"},
-    "cross_site": {"observe/recorder.py", "commands/__init__.py"},
+    "cross_site": {"observe/recorder.py", "silo/session/session.py", "commands/__init__.py"},
     "exporters": {"observe/run_builder.py", "commands/__init__.py"},
     "new_project": {"commands/__init__.py"},
     "page": {"commands/__init__.py"},
     "papers": {"cli.py", "commands/report.py"},
+    "surveys": {"config/tasks/survival_task.py", "silo/session/session.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/__init__.py"},
     "tracing": {"observe/run_builder.py", "cipher/server/sealed_aggregator.py", "commands/__init__.py"},
     "tuning": {"commands/__init__.py"},

@@ -73,12 +73,20 @@ class Pictures(Task):
         side: of a picture [pixels].
         blocks: n; 5 make ResNet-32.
         fits: acts a memory that ends at so many samples; 0 does not.
+        layout: memory layout of the convolutions.
 
     Source: He et al. 2016, arXiv:1512.03385, section 4.2.
     """
 
-    def __init__(self, examples: int, side: int, blocks: int, fits: int = 0) -> None:
-        self.examples, self.side, self.blocks, self.fits = examples, side, blocks, fits
+    def __init__(
+        self,
+        examples: int,
+        side: int,
+        blocks: int,
+        fits: int = 0,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self.examples, self.side, self.blocks, self.fits, self.layout = examples, side, blocks, fits, layout
 
     def model(self) -> nn.Module:
         layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
@@ -87,7 +95,8 @@ class Pictures(Task):
             for index in range(self.blocks):
                 layers.append(Block(before, after, 2 if index == 0 and after > 16 else 1))
                 before = after
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        return network.to(memory_format=self.layout)  # type: ignore[call-overload]  # torch's types know no such keyword
 
     def data(self, slot: SiloSlot) -> SiloData:
         generator = torch.Generator().manual_seed(slot.seed)
@@ -137,8 +146,6 @@ class Bare:
         assert isinstance(train, TensorDataset)
         self._inputs, self._labels = (tensor.to(self._device) for tensor in train.tensors)
         self._model = task.model().to(self._device).train()
-        if options.channels_last:
-            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types know no such keyword
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=order.learning_rate)
         sampler, cursor = Sampler(len(train), SLOT.seed, SLOT.name), Cursor()
         self._batches = []
@@ -164,7 +171,7 @@ class Bare:
         return perf_counter() - start_s
 
 
-def cost(task: Task, options: LocalOptions, order: WorkOrder, pairs: int) -> Cost:
+def cost(task: Pictures, options: LocalOptions, order: WorkOrder, pairs: int) -> Cost:
     """Alternate both loops ``pairs`` times, each going first every other time."""
     bare, trainer = Bare(task, order, options), Trainer(task, SLOT, options)
     base = trainer.initial_model()
@@ -182,7 +189,7 @@ def cost(task: Task, options: LocalOptions, order: WorkOrder, pairs: int) -> Cos
     low, high = np.percentile(run_s / bare_s, [25, 75])
     return Cost(
         precision=options.precision,
-        layout="channels last" if options.channels_last else "contiguous",
+        layout=str(task.layout).removeprefix("torch."),
         batch_size=order.batch_size,
         steps=order.max_steps,
         bare_ms=1e3 * float(np.median(bare_s)),
@@ -295,8 +302,8 @@ def main() -> None:
     order = WorkOrder("u", 0, 1, batch_size, arguments.steps, 0.01, seed=1, evaluate=False)
     plain = LocalOptions(device=str(device), threads=None if on_gpu else 1)
     every = [option for option in (replace(plain, precision=name) for name in PRECISIONS) if supported(option)]
-    layouts = [*every, *(replace(option, channels_last=True) for option in every)]
-    costs = [cost(task, option, order, arguments.pairs) for option in layouts]
+    layouts = (task, Pictures(task.examples, task.side, task.blocks, layout=torch.channels_last))
+    costs = [cost(each, option, order, arguments.pairs) for each in layouts for option in every]
     show_costs(costs, device, arguments.pairs)
     curves = {option.precision: measure(Trainer(task, SLOT, option), arguments.seconds) for option in every}
     for name, measured in curves.items():

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -113,25 +113,17 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
-def exit_with_parent(parent: int) -> None:
-    _exit_unless(lambda: os.getppid() == parent)
-
-
 def exit_with_owner() -> None:
     """End this process soon after the process in `OWNER`; without `OWNER`, do nothing.
 
     For processes that Flower started, whose parents may end and leave them behind.
     """
-    if owner := int(os.environ.get(OWNER, 0)):
-        _exit_unless(lambda: alive(owner))
-
-
-def _exit_unless(wanted: Callable[[], bool]) -> None:
-    """End this process soon after it is not wanted any more, even if no cleanup ran elsewhere."""
+    owner = int(os.environ.get(OWNER, 0))
 
     def watch() -> None:
-        while wanted():
+        while alive(owner):
             time.sleep(0.5)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    if owner:
+        threading.Thread(target=watch, daemon=True).start()

@@ -87,7 +87,7 @@ def _balance(config: StrategySections) -> dict[str, bool]:
 
 def _policies(config: StrategySections) -> dict[str, bool]:
     """Problems of policies with each other and with local training."""
-    aggregation, balancer, local, task = config.aggregation, config.balancer, config.local, config.task
+    aggregation, balancer, local = config.aggregation, config.balancer, config.local
     barrier, combiner, weigher = config.barrier.innermost, aggregation.combiner(), aggregation.weigher(config.solver)
     least, most = 1 if combiner is None else combiner.least, barrier.most_updates
     kinds = [each.kind for each in config.extensions or ()]
@@ -101,8 +101,6 @@ def _policies(config: StrategySections) -> dict[str, bool]:
         "which all silos do the same steps; write balancer: {kind: equalise}, or barrier: {kind: bsp}": (
             balancer.needs_lockstep and not barrier.lockstep
         ),
-        f"local.processes {local.processes}: task.kind {task.kind} has a training loop of its own, which runs in one "
-        "process; leave it out": local.processes > 1 and task.own_loop,
         f"local.proximal {local.proximal:g} times local.learning_rate {local.learning_rate:g} is not below 1: silos "
         "would swing around the model they start from": aggregation.normalises and swings,
         "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; give aggregation a "
@@ -125,7 +123,6 @@ def _statistics(config: StrategySections) -> dict[str, bool]:
         f"local.optimizer {local.optimizer}": local.optimizer != "sgd",
         f"local.momentum {local.momentum:g}": local.momentum > 0,
         f"local.weight_decay {local.weight_decay:g}": local.weight_decay > 0,
-        "local.schedule": local.schedule is not None,
         "local.clip_norm": local.clip_norm is not None,
         f"local.learning_rate {local.learning_rate:g} above 1": local.learning_rate > 1,
     }
@@ -211,7 +208,6 @@ def _controls(config: StrategySections) -> dict[str, bool]:
         f"task.kind {config.task.kind} has a loop of its own; leave server_optimizer out": config.task.own_loop,
         f"local.optimizer {given['kind']!r} as configured does not go along gradients; write optimizer: sgd, without "
         "momentum": not plain_sgd,
-        "local.schedule changes the learning rate within an order; leave it out": local.schedule is not None,
         "local.proximal holds silos back, as control variates do; write proximal: 0": local.proximal > 0,
         f"balancer.kind {balancer.kind!r} as configured gives silos different learning rates; write scale: batch": (
             balancer.scales_rates

@@ -48,9 +48,7 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
         ),
         f"task.kind {task.kind!r} sends sums over rows and no gradients; choose another task": (task.additive),
         "evaluation.cross_site trains models without noise; leave it out": config.evaluation.cross_site is not None,
-        f"local.processes {local.processes}; leave it out": local.processes > 1,
         f"local.workers {local.workers}; leave it out": local.workers > 0,
-        "local.compile hides the gradients of single rows; leave it out": local.compile,
         "local.precision 'fp16' scales gradients by their size; write bf16 or fp32": local.precision == "fp16",
     }
 

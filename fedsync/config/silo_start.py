@@ -240,10 +240,6 @@ class SiloStartConfig(Section):
     device: Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")] | None = None
     """Device to train on, such as ``cuda:1``; left out, the device of the run."""
 
-    processes: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Number of processes in which FedSync's own loop trains, each on its own GPU from ``device`` on if there are GPUs;
-    left out, the number of the run."""
-
     presence: PresenceConfig | None = None
     """Daily availability window of the silo. Outside the window it takes no orders and its processes end; it comes back
     by itself. Left out, the silo is always available."""

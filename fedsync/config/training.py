@@ -26,7 +26,7 @@ from fedsync.policies.schema import NonNegative, PositiveInt
 from fedsync.tasks.task_section import TaskSection
 
 if TYPE_CHECKING:
-    from fedsync.train.options import LocalOptions, Schedule
+    from fedsync.train.options import LocalOptions
 
 MOST_ENTRIES = 64
 """Maximum number of entries; they travel with every message."""
@@ -90,24 +90,6 @@ def _keywords(given: Mapping[str, Any]) -> dict[str, _Keyword]:
         raise ValueError(f"{error.errors()[0]['loc'][0]} is no number, word or short list; change it") from error
 
 
-class ScheduleConfig(Section):
-    """Schedule of the learning rate within an order, over the maximum number of steps of the order."""
-
-    shape: Literal["constant", "cosine", "linear"]
-    """Shape of the schedule after the warm-up."""
-
-    warmup: Annotated[int, Field(ge=0)] = 0
-    """Number of steps at the beginning of each order in which the rate rises to the order's rate."""
-
-    end: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the order's rate to which ``cosine`` and ``linear`` fall."""
-
-    def build(self) -> Schedule:
-        from fedsync.train.options import Schedule
-
-        return Schedule(self.shape, self.warmup, self.end)
-
-
 class LocalConfig(Section):
     """Local training of a silo.
 
@@ -138,15 +120,8 @@ class LocalConfig(Section):
     weight_decay: NonNegative = 0.0
     """Weight decay, if ``optimizer`` is only a name; 0 is PyTorch's default, which is 0.01 for ``adamw``."""
 
-    schedule: ScheduleConfig | None = None
-    """Schedule of the learning rate within an order, also as a single word (``cosine``); left out, the rate is
-    constant."""
-
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Maximum norm of gradients; longer gradients are scaled down to it. Left out, there is no limit."""
-
-    accumulate: PositiveInt = 1
-    """Number of pieces into which a step's batch is split, to compute the gradient with less memory."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes of a silo that load samples ahead, if a task's data are not tensors; none in virtual time."""
@@ -157,13 +132,9 @@ class LocalConfig(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """Device on which silos train; ``auto`` takes a GPU if there is one."""
 
-    processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Number of processes of a silo that train together, each on its share of every batch: on as many GPUs, from
-    ``device`` on, or on the processor. Always 1 in virtual time."""
-
     threads: PositiveInt | None = None
-    """Number of processor threads of each trainer process. Null: PyTorch's own choice at a real silo, and one thread
-    where several silos share a machine."""
+    """Number of processor threads of a trainer. Null: PyTorch's own choice at a real silo, and one thread where several
+    silos share a machine."""
 
     resources: bool = True
     """Whether silos report how much of their machine is available for training; the predictor ``narx`` uses it."""
@@ -172,20 +143,8 @@ class LocalConfig(Section):
     """Precision of the computation, by automatic mixed precision; updates are always float32. A processor may lack a
     half-precision operation, such as LSTMs in ``fp16``: a silo tries one step before it joins, and refuses the run."""
 
-    channels_last: bool = False
-    """Whether to use the memory layout channels-last, in which convolutions over images suit tensor cores."""
-
-    compile: bool = False
-    """Whether to compile the model with PyTorch, which takes time in the first orders. Batch sizes that are multiples
-    of a number (``balancer.multiple``) suit the compiled model."""
-
     deterministic: bool = False
     """Whether to use only deterministic algorithms, which give the same bits for the same order, but may be slower."""
-
-    @field_validator("schedule", mode="before")
-    @classmethod
-    def _named(cls, given: Any) -> Any:
-        return {"shape": given} if isinstance(given, str) else given
 
     @field_validator("optimizer", "momentum", "weight_decay", mode="after")
     @classmethod
@@ -229,8 +188,4 @@ class LocalConfig(Section):
 
         names = {field.name for field in fields(LocalOptions)} & type(self).model_fields.keys()
         own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        own |= {
-            "schedule": self.schedule.build() if self.schedule else None,
-            "compile": "inductor" if self.compile else "",
-        }
         return LocalOptions(**own)

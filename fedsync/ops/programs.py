@@ -52,7 +52,6 @@ def node_settings(config: SiloStartConfig) -> dict[str, str | int | float]:
         "silo-name": config.name,
         "resources": "on" if config.resources else "off",
         "device": config.device,
-        "processes": config.processes,
         "declared-speed": config.declared_speed,
     }
     return {key: value for key, value in found.items() if value is not None}

@@ -293,7 +293,6 @@ class Identity:
         name: the silo's name; an emulated machine's own name takes precedence.
         declared_speed: speed that the owner declares [samples/s].
         device: device that the owner wants; None for the device in the run's specification.
-        processes: number of training processes that the owner wants; None for the specification's number.
         resources: whether the owner allows the report of free machine resources; the specification must ask for it.
         node_config: further settings of the owner for the silo's own training code, as JSON.
         run_config: settings of the run for the same code, as JSON.
@@ -304,7 +303,6 @@ class Identity:
     name: str
     declared_speed: float | None = None
     device: str | None = None
-    processes: int | None = None
     resources: bool = True
     node_config: str = "{}"
     run_config: str = "{}"

@@ -22,8 +22,6 @@ from fedsync.train.machine.device import is_out_of_memory
 
 T = TypeVar("T")
 
-_ALL = slice(None)
-
 
 class Sampler:
     """Sampler that walks over one seeded permutation of the samples after another; each silo has its own.
@@ -66,8 +64,8 @@ class Sampler:
         epochs, position = divmod(start.position + count, self._examples)
         return Cursor(start.epoch + epochs, position)
 
-    def walk(self, cursor: Cursor, batch_size: int, piece: int, own: slice = _ALL) -> Iterator[Piece]:
-        """Yield batches without end: of each the rows ``own``, in pieces of at most ``piece``, each with its own seed.
+    def walk(self, cursor: Cursor, batch_size: int, piece: int) -> Iterator[Piece]:
+        """Yield batches without end, in pieces of at most ``piece``, each with its own seed.
 
         For reading ahead. Use a separate sampler, because a sampler caches only one permutation.
         """
@@ -75,9 +73,8 @@ class Sampler:
         while True:
             at = seed + cursor.epoch * self._examples + cursor.position
             rows, cursor = self.take(cursor, batch_size)
-            first, last, _ = own.indices(batch_size)
-            for start in range(first, last, piece):
-                yield Piece((at + start) % 2**63, rows[start : min(start + piece, last)].tolist())
+            for start in range(0, batch_size, piece):
+                yield Piece((at + start) % 2**63, rows[start : start + piece].tolist())
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:
@@ -340,22 +337,19 @@ class BatchCap:
             self.largest = found if self.largest is None else min(self.largest, found)
         return found
 
-    def piece(self, count: int, pieces: int = 1) -> int:
-        """Number of samples to work off at once, so that ``count`` samples make at least ``pieces`` pieces."""
-        size = -(-count // pieces)
-        return size if self.largest is None else min(size, self.largest)
+    def piece(self, count: int) -> int:
+        """Number of samples to work off at once, out of ``count``."""
+        return count if self.largest is None else min(count, self.largest)
 
-    def work_off(
-        self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None], pieces: int = 1
-    ) -> list[T]:
-        """Return the results of ``work`` on at least ``pieces`` pieces of ``rows``, int64 [n >= 1], that fit.
+    def work_off(self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None]) -> list[T]:
+        """Return the results of ``work`` on pieces of ``rows``, int64 [n >= 1], that fit.
 
         ``work`` gets a piece and its share of ``rows``. If memory runs out, ``reset`` undoes its effects, and it is
         called again for all rows, in smaller pieces, as long as there are any. All other errors are raised.
         """
         count = len(rows)
         while True:
-            size = self.piece(count, pieces)
+            size = self.piece(count)
             try:
                 if size == count:
                     return [work(rows, 1.0)]

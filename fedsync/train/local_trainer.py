@@ -16,7 +16,7 @@ import torch
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, Diverged, FedSyncError, PolicyError
 from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
-from fedsync.core.report_checks import check_evaluation, usable
+from fedsync.core.report_checks import check_evaluation
 from fedsync.evaluation.metrics.gain import JudgedSamples, LocalGains
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Layout, Vector
@@ -284,24 +284,15 @@ class LocalTrainer(ABC):
         self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
     ) -> Diverged:
         """Repeat the order with a check of each step, to find the first value that was not finite."""
-        found = DivergenceSearch()
-        if self._alone:
-            again = replace(order, budget_s=None)
-            exact = devices.deterministic(self._options.deterministic)
-            with found.watching(), devices.seeded(self._device, order.seed), exact:
-                self._prepare(order, base, cursor, correction)
-                self._train(again, cursor, lambda: Pace(again, self._device, self._probe))
+        found, again = DivergenceSearch(), replace(order, budget_s=None)
+        exact = devices.deterministic(self._options.deterministic)
+        with found.watching(), devices.seeded(self._device, order.seed), exact:
+            self._prepare(order, base, cursor, correction)
+            self._train(again, cursor, lambda: Pace(again, self._device, self._probe))
         return found.error(order.learning_rate, loss)
-
-    @property
-    def _alone(self) -> bool:
-        """Whether this process does all of an order, and may therefore skip or repeat parts of it."""
-        return True
 
     def _attempt(self, evaluate: Callable[[], Evaluation]) -> Evaluation | None:
         """Return the evaluation, or None if it fails; a failure is only logged, once per message."""
-        if not self._alone:
-            return usable(self._name, evaluate())
         try:
             with guarded():
                 found = evaluate()

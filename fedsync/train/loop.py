@@ -26,8 +26,6 @@ from fedsync.train.machine import device as devices
 from fedsync.train.machine.device import Precision
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
-from fedsync.train.order_clock import Pace
-from fedsync.train.processes.rank import Rank
 from fedsync.train.weights import Weights, build_model, initial_model
 
 _EVALUATION_BATCH, _BY_WORKERS = 512, 64
@@ -67,15 +65,11 @@ class Trainer(LocalTrainer):
         self._model = build_model(task, slot.seed)
         self._parts = ModelParts(self._model, parts_of(self._model, run, task.parts()))
         self._model.to(device)
-        if options.channels_last:
-            devices.channels_last(self._model)
         with devices.seeded(device, slot.seed), devices.deterministic(options.deterministic):
             check_task(task, self._model, self._samples, self._splits[Split.VALIDATION])
             self._model.train()
             few = self._samples.place(np.arange(FEW) % self.examples)
             self._precision.check(self._model, lambda: task.loss(self._model, self._samples.take(few)))
-        # Evaluation has other batch sizes, so it uses the uncompiled model.
-        self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
         self._measuring = Measuring(options.measured.metrics(task.metrics), device)
         weights, parts = Weights(self._model, self._parts.shared), self._parts
         super().__init__(slot.name, weights, device, options, parts.frozen_digest, parts.kept_names)
@@ -85,9 +79,6 @@ class Trainer(LocalTrainer):
         self._optimizer = options.make_optimizer(self._parameters)
         self._starts_empty = not self._optimizer.state
         self._cap = BatchCap()
-        self.rank: Rank | None = None
-        """Place among several processes that train together; see `fedsync.train.processes.group`."""
-        self._part = 1.0
         self._corrections: list[tuple[nn.Parameter, Tensor]] = []
 
     @property
@@ -97,10 +88,6 @@ class Trainer(LocalTrainer):
     @property
     def validates(self) -> bool:
         return self._splits[Split.VALIDATION] is not self._splits[Split.TEST]
-
-    @property
-    def _alone(self) -> bool:
-        return self.rank is None
 
     def initial_model(self) -> Vector:
         return initial_model(self._task, self._slot.seed, self._run)[0]
@@ -153,65 +140,29 @@ class Trainer(LocalTrainer):
         losses = MeanLoss()
         self._model.train()
         base = [parameter.detach().clone() for parameter in self._parameters] if self._options.proximal else []
-        rank, size = self.rank, order.batch_size
-        start, stop = (0, size) if rank is None else rank.share(size)
-        self._part, own = 1.0 if rank is None else (stop - start) / size, slice(start, stop)
-        piece = max(1, self._cap.piece(stop - start, self._options.accumulate))
-        ahead = self._scout.walk(cursor, size, piece, own)
-        self._samples.begin(ahead, order.max_steps * -(-(stop - start) // piece))
-        buffers = [] if rank is None else [buffer.clone() for buffer in self._model.buffers()]
+        size = order.batch_size
+        piece = max(1, self._cap.piece(size))
+        ahead = self._scout.walk(cursor, size, piece)
+        self._samples.begin(ahead, order.max_steps * -(-size // piece))
         pace = begin()
-        schedule, whole = self._options.schedule, 0 < stop - start <= piece
-        rates = None if schedule is None else schedule.rates(order.learning_rate, order.max_steps)
-        for rows, following in self._draw(order, cursor, own):
-            if rates is not None:
-                self._set_rate(next(rates))
+        for rows, following in self._draw(order, cursor):
             losses.add(self._step(rows, base))
             # Fetch the next batch while the device computes; batches split into pieces are fetched in pieces.
-            if whole and following is not None:
+            if size == piece and following is not None:
                 self._samples.ahead(following)
-            going = pace.step()
-            if not (going if rank is None else rank.agree(going)):
+            if not pace.step():
                 break
         for parameter in self._parameters:
             parameter.grad = None  # gradients take as much memory as the model, and are not needed any more
         self._corrections = []
-        cap = self._cap.largest if rank is None else self._settle(rank, buffers)
         pace.finish()
         # An order that only evaluates changes neither the shared nor the private parts of the model.
         private = cursor.private if order.scores_only or self._parts.plain else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), private=private)
-        return LoopResult(pace, losses.mean() or 0.0, left, {}, cap)
+        return LoopResult(pace, losses.mean() or 0.0, left, {}, self._cap.largest)
 
-    def _settle(self, rank: Rank, before: list[Tensor]) -> int | None:
-        """Make model buffers equal in all processes; return the largest batch that fits, if memory ran out.
-
-        Buffers that depend on batches, such as running means, are averaged; ``before`` holds all from before the order.
-        """
-        pairs = list(zip(self._model.buffers(), before, strict=True))
-        changed = rank.total(float(not torch.equal(*pair)) for pair in pairs)
-        kept = [buffer for (buffer, _), times in zip(pairs, changed, strict=True) if times]
-        rank.average([buffer for buffer in kept if buffer.is_floating_point()], self._part)
-        least = rank.least(self._cap.largest)
-        return None if least is None else least * rank.size
-
-    def follow(self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None = None) -> None:
-        """Do this process's share of an order in a group; the first process decides the end; see `run`."""
-        assert self.rank is not None
-        self._set_threads()
-        # Each process draws its own random numbers, because each has its own rows.
-        seed = (order.seed + self.rank.number) % 2**63
-        with devices.seeded(self._device, seed), devices.deterministic(self._options.deterministic):
-            self._weights.load(base)
-            self._recall(cursor)
-            self._begin(order)
-            self._correct(correction)
-            if order.evaluate:
-                self._evaluate(Split.VALIDATION)
-            self._train(order, cursor, lambda: Pace(replace(order, budget_s=None), self._device, self._probe))
-
-    def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield this process's sample numbers of each step and of the next step, int64 [n].
+    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the sample numbers of each step and of the next step, int64 [n].
 
         They are drawn for many steps at a time: drawing evicts the network from the CPU caches.
         """
@@ -219,8 +170,7 @@ class Trainer(LocalTrainer):
         while left:
             steps = min(left, _ROWS_AT_A_TIME)
             drawn, cursor = self._sampler.take(cursor, steps * order.batch_size)
-            batches = torch.split(self._samples.place(drawn), order.batch_size)
-            for following in batches if self.rank is None else (batch[own] for batch in batches):
+            for following in torch.split(self._samples.place(drawn), order.batch_size):
                 if rows is not None:
                     yield rows, following
                 rows = following
@@ -247,12 +197,8 @@ class Trainer(LocalTrainer):
         # Does what zero_grad does, without its hooks, which cost more than everything else that this loop adds.
         for parameter in self._parameters:
             parameter.grad = None
-        if len(rows):
-            losses = self._cap.work_off(rows, self._backward, self._reset, self._options.accumulate)
-            loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        else:  # the batch has fewer samples than the group has processes
-            loss = torch.zeros((), device=self._device)
-        return loss if self.rank is None else self.rank.add_up(self._parameters, loss)
+        losses = self._cap.work_off(rows, self._backward, self._reset)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _hold_back(self, base: list[Tensor]) -> None:
         """Add the gradient of ``mu / 2 * |w - base|^2``, which is ``mu (w - base)``; the loss excludes this term.
@@ -264,11 +210,10 @@ class Trainer(LocalTrainer):
                 parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
 
     def _backward(self, rows: Tensor, share: float) -> Tensor:
-        """Compute the gradients of one piece of `_gradients`; ``share``: the piece's share of this process's rows."""
-        share *= self._part
+        """Compute the gradients of one piece of `_gradients`; ``share``: the piece's share of the batch."""
         batch = self._samples.take(rows)
         with self._precision.forward():
-            loss = self._task.loss(self._quick, batch)
+            loss = self._task.loss(self._model, batch)
         if not loss.requires_grad:
             remedy = "Return the loss as it was computed, without detach(), item() or torch.no_grad()"
             raise ConfigError("task, loss", "it returned a loss without a gradient", remedy)
@@ -282,8 +227,7 @@ class Trainer(LocalTrainer):
         self._model.eval()
         samples, measured, tested = self._splits[split], self._measuring.begin(), split is Split.TEST
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        start, stop = (0, len(samples)) if self.rank is None else self.rank.share(len(samples))
-        rows = samples.place(np.arange(start, stop))
+        rows = samples.place(np.arange(len(samples)))
         with devices.seeded(self._device, self._slot.seed), torch.no_grad():
             size = _BY_WORKERS if self._options.workers else _EVALUATION_BATCH
             batches = torch.split(rows, size) if len(rows) else ()
@@ -292,9 +236,9 @@ class Trainer(LocalTrainer):
                 for part, found in self._cap.work_off(batch, partial(self._score, samples, tested), self._reset):
                     total += part
                     measured.add(found)
-        loss, correct = total.tolist() if self.rank is None else self.rank.total(total.tolist())
-        sums = measured.sums(len(samples), self.rank)
-        self.judged = measured.judged(sums, len(samples), self.rank) if tested else None
+        loss, correct = total.tolist()
+        sums = measured.sums(len(samples))
+        self.judged = measured.judged(sums, len(samples)) if tested else None
         return Evaluation(loss, correct, len(samples), sums=sums)
 
     def _score(self, samples: Batches, tested: bool, rows: Tensor, _share: float) -> tuple[Tensor, Found]:
@@ -322,8 +266,5 @@ class Trainer(LocalTrainer):
             self._optimizer.state.clear()
         else:
             self._optimizer = self._options.make_optimizer(self._parameters)
-        self._set_rate(learning_rate)
-
-    def _set_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate

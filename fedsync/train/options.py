@@ -1,12 +1,11 @@
-"""Options of local training that are the same in the whole run, with PyTorch's optimizers and schedules by name."""
+"""Options of local training that are the same in the whole run, with PyTorch's optimizers by name."""
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,18 +25,13 @@ class LocalOptions:
             at each order.
         momentum: for an optimizer given by name, ``0 <= momentum < 1``; 0 means PyTorch's default.
         weight_decay: for an optimizer given by name, at least 0; 0 means PyTorch's default.
-        schedule: learning rate within an order; None keeps the rate constant.
         clip_norm: largest gradient norm over all parameters, above 0; None does not clip.
-        accumulate: least number of pieces, at least 1, in which a batch's gradient is computed.
         workers: loader processes, at least 0, for data that are not tensors; with 0 the training process reads.
         proximal: mu of FedProx's ``mu / 2 * |w - base|^2``, at least 0; 0 costs nothing.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:i``.
-        processes: processes that train together, at least 1, each on its own GPU if there are GPUs.
-        threads: CPU threads of torch per process. None keeps torch's default; several CPU processes share the CPUs.
+        threads: CPU threads of torch. None keeps torch's default.
         resources: whether to measure the machine's free share and send it to the server.
         precision: ``fp32``, or ``bf16`` or ``fp16`` by automatic mixed precision; updates are always float32.
-        channels_last: store weights of 2-D convolutions in the layout that tensor cores prefer.
-        compile: backend of `torch.compile` for training; "" does not compile.
         deterministic: use bit-reproducible algorithms, even if slower.
         measured: metrics whose sums an evaluation returns.
         private: train by DP-SGD (`fedsync.train.dp_sgd`).
@@ -48,25 +42,18 @@ class LocalOptions:
     optimizer: str | Mapping[str, Any] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    schedule: Schedule | None = None
     clip_norm: float | None = None
-    accumulate: int = 1
     workers: int = 0
     proximal: float = 0.0
     device: str = "auto"
-    processes: int = 1
     threads: int | None = None
     resources: bool = True
     precision: PrecisionName = "fp32"
-    channels_last: bool = False
-    compile: str = ""
     deterministic: bool = False
     measured: Wanted = NOTHING
     private: bool = False
 
     def __post_init__(self) -> None:
-        if self.processes < 1:  # of a node's configuration, which no schema checks
-            raise ConfigError("local.processes", f"{self.processes} is below 1", "Write 1 or more, or leave it out")
         self.make_optimizer([nn.Parameter(torch.zeros(1, 1))])
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], learning_rate: float = 1.0) -> torch.optim.Optimizer:
@@ -143,36 +130,3 @@ def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer
 
 def _told(keywords: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in keywords.items()) or "the model"
-
-
-Shape = Literal["constant", "cosine", "linear"]
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Learning-rate schedule that restarts at each order and spans the order's maximum steps.
-
-    Without a warm-up the rates equal `torch.optim.lr_scheduler.CosineAnnealingLR` and ``LinearLR`` over these steps.
-    The rate rises linearly in ``warmup`` steps, and ends at the share ``end``, 0..1, of the order's rate.
-    """
-
-    shape: Shape
-    warmup: int = 0
-    end: float = 0.0
-
-    def factor(self, step: int, steps: int) -> float:
-        """Share of the order's rate in step ``step``, counted from 0, of ``steps``; above 0, and at most 1."""
-        if step < self.warmup:
-            return (step + 1) / (self.warmup + 1)
-        gone = (step - self.warmup) / max(1, steps - self.warmup)
-        match self.shape:
-            case "cosine":
-                return self.end + (1 - self.end) * (1 + math.cos(math.pi * gone)) / 2
-            case "linear":
-                return 1 - (1 - self.end) * gone
-            case "constant":
-                return 1.0
-
-    def rates(self, rate: float, steps: int) -> Iterator[float]:
-        """Yield the learning rate of each of an order's ``steps``; ``rate`` is the order's rate."""
-        return (rate * self.factor(step, steps) for step in range(steps))

@@ -162,7 +162,6 @@ def process(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
     there: list[TrainingProcess],
-    processes: int | None = None,
     **what: object,
 ) -> TrainingProcess:
     file = str(place / "data" / "task.py")
@@ -171,7 +170,7 @@ def process(
     monkeypatch.setenv(ALLOWED, owner.model_dump_json())
     config = StrategyConfig.load("fedavg", [f"task={json.dumps({'kind': 'custom', 'file': file, 'options': what})}"])
     text = RunSpec.of(config, None, 2).dump()
-    identity = Identity(text, 0, "clinic-a", processes=processes)
+    identity = Identity(text, 0, "clinic-a")
     there.append(TrainingProcess(identity, RunSpec.parse(text), owner, place / "silo"))
     return there[-1]
 
@@ -257,16 +256,6 @@ def test_an_order_is_halted_and_told_how_far_it_is(
     assert 3 <= outcome.report.steps < 20
     assert seen == sorted(seen)
     assert far.run(order(2, "u2"), far.initial_model(), Cursor(), watch=lambda *_: True).report.steps == 2
-
-
-@pytest.mark.slow
-def test_several_processes_train_together_in_the_room(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
-    one, two = (process(place, monkeypatch, started, count) for count in (1, 2))
-    model = one.initial_model()
-    updates = [each.run(order(), model, Cursor()).update for each in (one, two)]
-    np.testing.assert_allclose(*updates, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

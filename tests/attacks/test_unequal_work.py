@@ -111,14 +111,3 @@ def test_an_order_that_is_halted_early_for_others_isolates_nobody(make: Make) ->
     truth = federation.own_update(VICTIM, federation.first_model, max_steps=200, batch_size=8)
     gained = agreement(opened(federation), truth)
     assert gained < 0.95, f"{gained:.5f} of one silo's update"
-
-
-def test_a_warm_up_does_not_make_equal_steps_unequal_work(make: Make) -> None:
-    """Four times as many steps of a rising rate lead sixteen times as far."""
-    schedule = {"shape": "constant", "warmup": 1000}
-    federation = make(4, cipher=MASKED, changes={"local": {"schedule": schedule, "steps": 80}})
-    orders = {name: {"max_steps": 80 if name == VICTIM else 20, "batch_size": 8} for name in federation.names}
-    federation.commit(upload(federation, orders))
-    truth = federation.own_update(VICTIM, federation.first_model, max_steps=80, batch_size=8)
-    gained = agreement(opened(federation), truth)
-    assert gained < 0.8, f"{gained:.5f} of one silo's update"

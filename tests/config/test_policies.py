@@ -247,7 +247,6 @@ SCAFFOLD = [
         ("local.optimizer={kind: sgd, momentum: 0.5}", "Write optimizer: sgd, without momentum"),
         ("local.optimizer={kind: sgd, maximize: true}", "Write optimizer: sgd, without momentum"),
         ("local.optimizer=adam", "local.optimizer 'adam' as configured does not go along gradients"),
-        ("local.schedule=cosine", "local.schedule changes the learning rate"),
         ("local.proximal=0.1", "Write proximal: 0"),
         ("balancer={kind: proportional, scale: learning_rate}", "different learning rates. Write scale: batch"),
         ("aggregation={kind: fedavg, weight: examples}", "Write aggregation: {kind: fednova}"),
@@ -319,13 +318,8 @@ def test_stale_updates_may_not_wait_where_nothing_discounts_them(aggregation: st
 @pytest.mark.parametrize(
     "task", ["{kind: silo-app, file: app.py}", "{kind: clientapp, app: 'a.b:app', model: 'a.b:Net'}"]
 )
-def test_a_loop_of_one_s_own_trains_in_one_process(task: str) -> None:
-    alone = load("local.processes=1", f"task={task}")
-    assert alone.task.libraries == ("torch._dynamo",), "what its optimizer imports, which trainers can share"
-    with pytest.raises(
-        ConfigError, match=r"local\.processes: 2: task\.kind .* loop of its own, which runs in one process"
-    ):
-        load("local.processes=2", f"task={task}")
+def test_trainers_share_what_the_optimizer_of_an_own_loop_imports(task: str) -> None:
+    assert load(f"task={task}").task.libraries == ("torch._dynamo",)
 
 
 def test_a_proximal_term_that_makes_silos_swing_is_refused_where_it_is_normalised() -> None:

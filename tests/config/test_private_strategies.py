@@ -22,7 +22,6 @@ AIMED = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0}"
         ("lb-bsp", [NOISY, "evaluation={best: {metric: loss}}"], "metrics other than accuracy are withheld"),
         ("lb-bsp", [NOISY, "evaluation={cross_site: {}}"], "models without noise"),
         ("lb-bsp", [STEADY, "local.workers=2"], "local.workers 2"),
-        ("lb-bsp", [STEADY, "local.compile=true"], "hides the gradients of single rows"),
         ("lb-bsp", [STEADY, "task={kind: csv, files: [a.csv], target: ill}"], "scales a row by other rows"),
     ],
 )

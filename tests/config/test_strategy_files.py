@@ -53,7 +53,7 @@ MISTAKES = [
         5,
         "local.stpes",
         "unknown key",
-        "Did you mean 'steps'? Allowed: accumulate, batch_",
+        "Did you mean 'steps'? Allowed: batch_size, clip_",
     ),
     ("seed: 7", "sede: 7", 2, "sede", "unknown key", "Did you mean 'seed'?"),
     ("seed: 7", "seed: -1", 2, "seed", "-1 is not allowed", "at least 0"),
@@ -89,8 +89,7 @@ MISTAKES = [
     ("steps: 20", "optimizer: {kind: sgd, momentum: x}", 5, "local.optimizer", "sgd refuses momentum x", "Mend"),
     ("steps: 20", "optimizer: adam\n  momentum: 0.9", 6, "local.momentum", "it means nothing to adam", "use sgd"),
     ("steps: 20", "optimizer: {kind: adamw}\n  weight_decay: 0.1", 6, "local.weight_decay", "has keywords", "among"),
-    ("steps: 20", "schedule: cosin", 5, "local.schedule.shape", "'cosin' is not allowed", "Did you mean 'cosine'?"),
-    ("steps: 20", "schedule: {shape: linear, warm: 3}", 5, "local.schedule.warm", "unknown key", "'warmup'"),
+    ("steps: 20", "precision: bf61", 5, "local.precision", "'bf61' is not allowed", "Did you mean 'bf16'?"),
     ("steps: 20", "clip_norm: 0.0", 5, "local.clip_norm", "0.0 is not allowed", "greater than 0"),
     (
         "steps: 20",

@@ -79,7 +79,6 @@ def test_a_mistake_is_named(tmp_path: Path, task: str, place: str, message: str)
         ("local.learning_rate=1.5", "local.learning_rate.* 1.5 above 1 does not fit task.kind k-means"),
         ("local.momentum=0.9", "local.momentum.* 0.9 does not fit task.kind k-means"),
         ("local.weight_decay=0.1", "local.weight_decay.* 0.1 does not fit task.kind k-means"),
-        ("local.schedule=cosine", "local.schedule.* does not fit task.kind k-means"),
         ("local.clip_norm=1.0", "local.clip_norm.* does not fit task.kind k-means"),
         ("local.optimizer=adam", "local.optimizer.* adam does not fit task.kind k-means"),
     ],

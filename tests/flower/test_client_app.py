@@ -36,8 +36,6 @@ from fedsync.silo.protocol import (
     write_reply,
 )
 from fedsync.silo.session.service import TrainerService
-from fedsync.silo.session.session import SiloSession
-from fedsync.silo.session.silo_setup import place_of
 from fedsync.silo.session.trainer_client import app_folder, asked_for
 from fedsync.train.loop import Trainer
 from fedsync.transport.join import Join, new_secret
@@ -70,7 +68,7 @@ def windows(service: TrainerService) -> set[tuple[bool, bool]]:
 def test_a_node_that_says_nothing_goes_with_the_run() -> None:
     with pytest.raises(ConfigError, match="node configuration, partition-id: 'three' is no number"):
         identify("{}", {"partition-id": "three"})
-    assert identify("{}", {"partition-id": 3}) == Identity("{}", 3, "silo-3", None, None, None, True)
+    assert identify("{}", {"partition-id": 3}) == Identity("{}", 3, "silo-3", None, None, True)
 
 
 def test_a_node_decides() -> None:
@@ -79,11 +77,10 @@ def test_a_node_decides() -> None:
         "silo-name": "clinic-a",
         "declared-speed": 20,
         "device": "cuda:1",
-        "processes": 2,
         "resources": False,
     }
 
-    assert identify("{}", node) == Identity("{}", 1, "clinic-a", 20.0, "cuda:1", 2, False)
+    assert identify("{}", node) == Identity("{}", 1, "clinic-a", 20.0, "cuda:1", False)
 
 
 @pytest.mark.parametrize(
@@ -123,22 +120,6 @@ def test_a_silo_s_own_device_goes_before_the_run_s(monkeypatch: pytest.MonkeyPat
         TrainerService(Identity(spec("local.device=cuda"), 1, "b"))
     with pytest.raises(ConfigError, match=r"node configuration, device: 'cuda:1' is not there"):
         TrainerService(Identity(spec(), 1, "b", device="cuda:1"))
-
-
-def test_a_silo_s_own_number_of_processes_goes_before_the_run_s() -> None:
-    run = RunSpec.parse(spec("local.processes=4"))
-
-    processes = [place_of(run, Identity(run.dump(), 0, "a", processes=owner))[2].processes for owner in (None, 1, 2)]
-
-    assert processes == [4, 1, 2]
-
-
-def test_silos_in_virtual_time_share_one_process() -> None:
-    run = RunSpec.parse(spec("local.processes=2", emulate=[SiloConfig(name="m", speed=1e6)]))
-
-    session = SiloSession(Identity(run.dump(), 0, "m"), run)
-
-    assert type(session._trainer._trainer) is Trainer  # type: ignore[attr-defined]
 
 
 def test_a_batch_cap_is_looked_for_on_a_gpu_unless_the_machine_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:

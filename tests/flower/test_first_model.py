@@ -12,9 +12,9 @@ from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Admission
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.protocol import AskModel, InitialModel, InProgress, Refusal, Refused, read_request
-from fedsync.transport.memory_transport import MemorySilo
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.flower.named_nodes import saying, silent, silos_of
+from tests.transport.memory_transport import MemorySilo
 
 SOON = Timeouts(poll_s=0.001, join_timeout_s=0.05)
 LONG = Timeouts(poll_s=0.001, join_timeout_s=60.0)

@@ -5,8 +5,8 @@ import pytest
 from fedsync.common.errors import RunError
 from fedsync.server.nodes import Admission, Nodes
 from fedsync.silo.protocol import Refusal, Refused
-from fedsync.transport.memory_transport import MemoryTransport
 from tests.flower.named_nodes import join, named, silent
+from tests.transport.memory_transport import MemoryTransport
 
 OWNER, CONFIG, INTERNAL = (Refused(code) for code in (Refusal.OWNER, Refusal.CONFIG, Refusal.INTERNAL))
 

@@ -23,7 +23,7 @@ from fedsync.silo.owner.owner_policy import owner_environment
 
 SILO = SiloStartConfig(
     name="berlin", server="fl.example.org:9092", authority="/c/ca.crt", node_key="/k/berlin.node", state="/s",
-    keys="/k", index=3, device="cuda:1", processes=2, declared_speed=200.0, resources=False, code="shipped",
+    keys="/k", index=3, device="cuda:1", declared_speed=200.0, resources=False, code="shipped",
 )  # fmt: skip
 PLAIN = SiloStartConfig(name="berlin", server="localhost:1", insecure=True, state="/s", code="shipped")
 
@@ -34,12 +34,12 @@ def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
     node = parse_config_args([node_config(SILO)])
     assert node == node_settings(SILO), "by the SuperNode, and by the agent"
     told = identify("{}", node)
-    assert (told.index, told.name, told.device, told.processes, told.declared_speed, told.resources) == (
-        3, "berlin", "cuda:1", 2, 200.0, False,
+    assert (told.index, told.name, told.device, told.declared_speed, told.resources) == (
+        3, "berlin", "cuda:1", 200.0, False,
     )  # fmt: skip
     silent = identify("{}", parse_config_args([node_config(PLAIN)]))
-    assert (silent.index, silent.device, silent.processes, silent.declared_speed, silent.resources) == (
-        0, None, None, None, True,
+    assert (silent.index, silent.device, silent.declared_speed, silent.resources) == (
+        0, None, None, True,
     )  # fmt: skip
 
 

@@ -359,9 +359,7 @@ def test_a_buffer_that_follows_the_data_is_refused(kind: torch.dtype, random: Fi
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("processes", {"processes": 2}),
         ("workers", {"workers": 1}),
-        ("compile", {"compile": "eager"}),
         ("precision", {"precision": "fp16"}),
     ],
 )

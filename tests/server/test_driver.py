@@ -26,10 +26,10 @@ from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.agent.answers import identify
 from fedsync.silo.protocol import AskModel, Collect, Describe, Hello, Refusal, Refused, Reply, Snapshot, Train
-from fedsync.transport.memory_transport import MemoryTransport
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, posing, said, saying
+from tests.transport.memory_transport import MemoryTransport
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 

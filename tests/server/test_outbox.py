@@ -29,9 +29,9 @@ from fedsync.silo.protocol import (
     Train,
     write_reply,
 )
-from fedsync.transport.memory_transport import MemoryTransport
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.flower.named_nodes import saying, silent, silos_of
+from tests.transport.memory_transport import MemoryTransport
 
 ORDER = WorkOrder(update_id="a/1", base_version=0, round=1, batch_size=8, max_steps=1, learning_rate=0.1, seed=0)
 SMALL = 2**20

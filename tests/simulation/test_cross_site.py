@@ -13,8 +13,8 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.evaluation.metrics.gain import LocalGains
+from fedsync.extras.cross_site.own_models import OwnOrders
 from fedsync.observe.replay import replay
-from fedsync.silo.session.own_models import OwnOrders
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.run import run_virtual
 

@@ -16,8 +16,8 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate
 from fedsync.core.orders import Evaluation, Split, Subject, WorkOrder
+from fedsync.extras.cross_site.own_models import OwnOrders
 from fedsync.observe.replay import replay
-from fedsync.silo.session.own_models import OwnOrders
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.run import run_virtual
 from fedsync.tasks.digits import DigitsTask

@@ -14,11 +14,11 @@ from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.evaluation.survey.findings import ColumnScale
+from fedsync.extras.surveys.survey_trainer import SurveyTrainer
 from fedsync.model.layout import Vector
 from fedsync.simulation.run import run_virtual
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
-from fedsync.train.surveys.survey_trainer import SurveyTrainer
 
 NAMES = ("a", "b", "c")
 CIPHERS = [

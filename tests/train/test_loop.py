@@ -40,6 +40,27 @@ def test_the_update_is_what_a_bare_loop_computes() -> None:
     assert (outcome.report.base_version, outcome.report.steps, outcome.report.samples) == (3, 12, 96)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_clipping_mixed_precision_and_an_optimizer_s_keywords_are_those_of_a_bare_loop(precision: Any) -> None:
+    options = LocalOptions({"kind": "adamw", "betas": [0.9, 0.98]}, clip_norm=0.1, device="cpu", precision=precision)
+    subject, model = trainer(options=options), TwoClasses().model()
+    base = subject.initial_model()
+    Weights(model).load(base)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.98))
+    inputs, labels = TwoClasses().data(slot()).train.tensors
+    rows, _ = Sampler(EXAMPLES, 7, "silo-0").take(Cursor(), 7 * 8)
+    for batch in np.split(rows, 7):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    for _ in range(2):  # the optimizer begins anew
+        found = subject.run(order(batch_size=8, max_steps=7), base, Cursor()).update
+        np.testing.assert_allclose(found, Weights(model).read() - base, rtol=0, atol=1e-6)
+
+
 def test_after_an_order_nothing_is_left_of_its_gradients() -> None:
     """They are as large as the model; what follows, the update, takes as much."""
     subject = trainer()

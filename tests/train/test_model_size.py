@@ -13,9 +13,7 @@ from fedsync.extras.tasks.networks import LstmClassifier
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Identity, Refusal
 from fedsync.silo.session.service import TrainerService
-from fedsync.train.machine import memory
 from fedsync.train.machine.memory import FittingModel, machine_bytes
-from fedsync.train.machine.resources import MemoryLimit
 from fedsync.train.weights import TaskModel
 
 # name: what a file says of the task, 10^12 units wide.
@@ -60,8 +58,11 @@ def test_what_is_made_elsewhere_or_of_other_numbers_is_counted_as_what_it_takes(
         torch.zeros((2,), dtype=torch.float64)
 
 
-def test_the_memory_of_a_machine_ends_where_its_group_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "memory.max").write_text("12345\n")
-    unlimited = machine_bytes()
-    monkeypatch.setattr(memory, "find_limits", lambda: ((), (MemoryLimit(tmp_path),)))
-    assert machine_bytes() == 12345 < unlimited
+def test_the_memory_of_a_machine_ends_where_its_groups_say(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/job"
+    for file, text in {"proc/self/cgroup": "0::/job/inner\n", "sys/fs/cgroup/job/memory.max": "max\n"}.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    assert machine_bytes(tmp_path) == machine_bytes(tmp_path / "nowhere") > 12345
+    (group / "memory.max").write_text("12345\n")
+    assert machine_bytes(tmp_path) == 12345

@@ -17,7 +17,6 @@ from tests.train.make import TwoClasses, order, trainer
         ({"optimizer": "lion"}, "local.optimizer"),
         ({"optimizer": "adam", "momentum": 0.9}, "local.momentum"),
         ({"optimizer": "lbfgs"}, "local.optimizer"),
-        ({"processes": 0}, "local.processes"),
         ({"optimizer": {"kind": "adamw", "momentum": 0.9}}, "local.optimizer"),
         ({"optimizer": {"kind": "adamw"}, "weight_decay": 0.1}, "local.weight_decay"),
     ],

@@ -119,7 +119,7 @@ def test_a_gpu_without_bf16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     Precision("bf16", GPU)
 
 
-# Layout and determinism, the other options that a device or a model may not know.
+# Determinism, the other option that a device or a model may not know.
 
 
 class Pictures(TwoClasses):
@@ -127,31 +127,6 @@ class Pictures(TwoClasses):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
-
-
-def test_channels_last_changes_the_layout_and_nothing_else() -> None:
-    class Seeing(Pictures):
-        strides: tuple[int, ...] = ()
-
-        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-            assert isinstance(model, nn.Sequential)
-            self.strides = model[1].weight.stride()
-            return super().loss(model, batch)
-
-    task = Seeing()
-    plain, subject = trainer(Pictures()), trainer(task, options=LocalOptions(device="cpu", channels_last=True))
-    base = plain.initial_model()
-    expected = plain.run(order(), base, Cursor())
-    outcome = subject.run(order(), base, Cursor())
-    # Of 8 x 1 x 2 x 2 weights: with one channel, pixels follow each other; 4 a filter.
-    assert task.strides == torch.empty(8, 1, 2, 2, memory_format=torch.channels_last).stride()
-    np.testing.assert_array_equal(subject.initial_model(), base)
-    np.testing.assert_allclose(outcome.update, expected.update, atol=1e-6)
-
-
-def test_channels_last_means_nothing_to_a_model_without_pictures() -> None:
-    with pytest.raises(ConfigError, match=r"local\.channels_last: the model has no convolution"):
-        trainer(options=LocalOptions(device="cpu", channels_last=True))
 
 
 def flags() -> tuple[bool, bool, bool]:

@@ -17,7 +17,7 @@ TESTS = (
     "tests/flower/test_sealed_checkpoints.py",
     "tests/server/test_driver.py",
     "tests/silo/test_order_results.py",
-    "tests/silo/test_own_models.py",
+    "tests/extras/cross_site/test_own_models.py",
     "--deselect=tests/server/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
 )
 
@@ -324,13 +324,6 @@ _CHANGES: Changes = {
             "timeout_s = 1e9",
         ),
     ),
-    "transport/memory_transport.py": (
-        (
-            "what-a-silo-in-memory-lost-is-waited-for",
-            "                self._asked.pop(name, None)\n",
-            "                pass\n",
-        ),
-    ),
     "flower/payloads.py": (
         (
             "a-payload-of-any-size-is-taken",
@@ -368,7 +361,7 @@ _CHANGES: Changes = {
             "return now_s + self.order_timeout_s, end_s",
         ),
     ),
-    "silo/session/own_models.py": (
+    "extras/cross_site/own_models.py": (
         (
             "a-model-of-ones-own-is-trained-twice-after-a-crash",
             "kept is None or order.after > kept.order.after",

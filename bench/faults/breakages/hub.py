@@ -165,12 +165,6 @@ _CHANGES: Changes = {
             "        return fetch(folder) if nbytes else None\n    with room_for",
         ),
     ),
-    "transport/memory_transport.py": (
-        ("an-answer-in-memory-has-any-size", "        if len(found) > limit:\n", "        if False:\n"),
-        ("a-silo-in-memory-has-the-server-s-own-array", "np.frombuffer(data, np.uint8)", "payload"),
-        ("a-silo-that-left-is-answered-for-in-memory", "if asked != node}", "if True}"),
-        ("a-silo-in-memory-ends-its-server", "        except Exception as error:", "        except EOFError as error:"),
-    ),
     "flower/hub_transport.py": (
         ("who-was-struck-off-is-invited", " or _node(silo)[1] in struck:", ":"),
         ("a-silo-is-invited-at-each-look", "now_s < kept.again_s or ", ""),

@@ -27,7 +27,7 @@ _CHANGES: Changes = {
             "4",
         ),
         ("a-silo-is-asked-for-what-nobody-can-have", "self._bytes > NOBODY_HAS_BYTES", "self._bytes > 2**70"),
-        ("a-group-s-memory-is-taken-for-the-machine-s", "total, *limits]", "total]"),
+        ("a-group-s-memory-is-taken-for-the-machine-s", "min(found, int(text)) if", "found if"),
     ),
     "train/machine/device.py": (
         ("half-floats-are-not-tried", "self._dtype is None or self._device.type", "True or self._device.type"),

@@ -8,7 +8,7 @@ its work in its annex, and the list of survivors repeats it. No silo signs a lis
 |---|---|
 | steps | distance that training can cover |
 | samples | weight of an update where the mean is weighed by samples |
-| way | sum of the learning rates of all steps, in units of the order's rate, times the samples where they are weights |
+| way | steps, times the samples where they are weights |
 | budget | time that an order allows training code that counts no steps |
 
 An evaluation-only update is all zeros, and counts as no work.
@@ -43,12 +43,12 @@ class WorkDone:
     budget: int
 
     @classmethod
-    def of(cls, order: WorkOrder, done: WorkReport, way: float) -> Self:
-        """Work done of an order; ``way`` in units of its learning rate, times the weight if that is by samples."""
+    def of(cls, order: WorkOrder, done: WorkReport, way: int) -> Self:
+        """Work done of an order; ``way`` in steps, times the samples if the mean is weighed by samples."""
         if order.scores_only:
             return cls(0, 0, 0, 0)
         budget = 0 if order.budget_s is None else max(1, min(round(order.budget_s * 1000), 2**63))
-        return cls(done.steps, done.samples, max(1, min(round(way * _POINT), 2**63)), budget)
+        return cls(done.steps, done.samples, max(1, min(way * _POINT, 2**63)), budget)
 
     def pack(self) -> bytes:
         return _PACKED.pack(*astuple(self))

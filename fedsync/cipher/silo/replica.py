@@ -78,7 +78,6 @@ class EncryptedReplica:
         specification: SHA-256 of the run's specification as the server sent it.
         first_model: SHA-256 of another first model than the task's that may be sent, hexadecimal, or `ANY_MODEL`.
         origin: name under which the run began, if it has another now: masks are new, sealed data is the same run's.
-        way: sum of the learning rates of an order's first steps, in units of the order's.
         seeded: noise on updates comes from the seeds of orders, which only virtual time may do.
     """
 
@@ -96,13 +95,12 @@ class EncryptedReplica:
         specification: bytes = NO_DIGEST,
         first_model: str | None = None,
         origin: str = "",
-        way: Callable[[WorkOrder, int], float] = lambda order, steps: float(steps),
         *,
         seeded: bool = False,
     ) -> None:
         self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline or Serial(sealer)
         self._examples, self._initial, self._pinned, self._file = examples, initial, first_model, file
-        self._measure, self._way, self._seeded = measure, way, seeded
+        self._measure, self._seeded = measure, seeded
         self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
         group = ring.group
         # Versions may repeat under another name of the run, but masks must not.
@@ -215,7 +213,7 @@ class EncryptedReplica:
         pipeline, annex = self._pipeline, b""
         if self._masking is not None and self._roster is not None:
             counts = report.samples if weighting.by == "samples" else 1
-            work = WorkDone.of(order, report, counts * self._way(order, report.steps))
+            work = WorkDone.of(order, report, counts * report.steps)
             masks = self._masking.begin(order, chain, self._attempt, self._roster, work, plan.work_ratio)
             pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
         clipped = 0

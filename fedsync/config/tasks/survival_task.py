@@ -155,8 +155,8 @@ class SurveyConfig(OwnLoopSection):
         return replace(self, of=self.of.relocated(locate))
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
+        from fedsync.extras.surveys.survey_trainer import SurveyTrainer
         from fedsync.tasks.task_protocol import SiloSlot
-        from fedsync.train.surveys.survey_trainer import SurveyTrainer
 
         if self.survival is not None:
             return self.survival.trainer(self.of, site, slots, options)

@@ -48,11 +48,7 @@ def trainer_of(
         from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 
         return PrivateTrainer(task.build_by_row(), slot, options, run)
-    if options.processes == 1:
-        return Trainer(task.build(), slot, options, run)
-    from fedsync.train.processes.group import GroupTrainer
-
-    return GroupTrainer(task.build, slot, options, run)
+    return Trainer(task.build(), slot, options, run)
 
 
 def keeper_of(

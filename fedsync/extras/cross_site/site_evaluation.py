@@ -19,12 +19,12 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Cursor, Split, Subject
 from fedsync.extras.cross_site.cross_site_matrix import Matrix, ModelRow
-from fedsync.silo.owner.opened_survey import open_survey, surveyed
+from fedsync.extras.cross_site.own_models import OwnModels
+from fedsync.extras.surveys.opened_survey import open_survey, surveyed
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.room.process_start import room_folder
-from fedsync.silo.session.own_models import OwnModels
 from fedsync.silo.session.silo_setup import local_trainer
 from fedsync.simulation.run import surveyed_again
 from fedsync.train.silo_trainer import SiloTrainer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from fedsync.extras.surveys.survey_trainer import SheetTrainer
 from fedsync.extras.survival.survival_estimates import next_beta
 from fedsync.extras.survival.survival_sums import SurvivalForm, SurvivalRows, first_vector, read_survival, step_vector
 from fedsync.model.layout import Vector
 from fedsync.model.table_columns import TableForm
 from fedsync.train.options import LocalOptions
-from fedsync.train.surveys.survey_trainer import SheetTrainer
 
 
 class SurvivalTrainer(SheetTrainer):

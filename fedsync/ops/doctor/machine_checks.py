@@ -76,7 +76,7 @@ def check_code(config: SiloStartConfig) -> Check:
     few = "" if landlock_abi() >= NETWORK_ABI else "; Linux 6.7 would keep it from the network, too"
     own = "have a network and shared memory of their own"
     if not can_own_namespaces():
-        own = "cannot open sockets; runs with `workers` or several `processes` are refused without user namespaces"
+        own = "cannot open sockets; runs with `workers` are refused without user namespaces"
     return Check(
         "code", True, f"what a run brings along is kept from the silo's {held} (Landlock){few}; trainers {own}"
     )

@@ -34,7 +34,7 @@ Config = Mapping[str, bool | int | float | str]
 """Flower's node configuration or run configuration."""
 
 OWN_NODE_KEYS = {
-    *("partition-id", "silo-name", "device", "processes", "resources", "declared-speed", "relay"),
+    *("partition-id", "silo-name", "device", "resources", "declared-speed", "relay"),
     *("hub-hosts", "hub-authority"),
 }
 OWN_RUN_KEYS = {
@@ -164,7 +164,7 @@ def emulated_line(identity: Identity, environment: Mapping[str, str]) -> Emulate
 def identify(spec: str, node: Config, run: Config = MappingProxyType({})) -> Identity:
     """Return the identity of a node's silo, with the decisions of its owner.
 
-    The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0" processes=2
+    The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0"
     resources="off" declared-speed=200.0``. Raises `ConfigError` for a value of the wrong kind.
     """
     index, device = _number(node, "partition-id", int) or 0, node.get("device")
@@ -174,7 +174,6 @@ def identify(spec: str, node: Config, run: Config = MappingProxyType({})) -> Ide
         name=str(node.get("silo-name", f"silo-{index}")),
         declared_speed=_number(node, "declared-speed", float),
         device=None if device is None else str(device),
-        processes=_number(node, "processes", int),
         resources=_consents(node.get("resources", True)),
         node_config=json.dumps({key: node[key] for key in sorted(node.keys() - OWN_NODE_KEYS)}),
         run_config=run_config_text({key: run[key] for key in run.keys() - OWN_RUN_KEYS}),

@@ -39,9 +39,9 @@ _TELL_S = 0.02
 class _Work:
     def __init__(self, channel: RoomChannel, asked: messages.BuildTrainer, *, alone: bool) -> None:
         identity, spec = _described(asked)
-        if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
+        if not alone and spec.local.workers:
             problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
-            raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
+            raise ConfigError("local.workers", problem, "Write workers: 0, or let this user make namespaces")
         self._channel, self._least, self._throttle = channel, asked.least_samples, spec.throttle(identity.index)
         self.trainer = local_trainer(spec, identity)
         self.built = messages.TrainerBuilt(self.trainer.facts, self.trainer.find_batch_cap_on_gpu())

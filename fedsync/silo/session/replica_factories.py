@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.orders import WorkOrder
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.material import GroupKey
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
-    from fedsync.train.options import Schedule
 
 HELD = "held"
 """Folder of the held model in the trainer's folder, for a silo that receives differences."""
@@ -92,14 +89,8 @@ def encrypted_replica(
         identity.text.lasting,
         first_model,
         spec.origin,
-        partial(_way, local.build().schedule),
         seeded=seeded,
     )
-
-
-def _way(schedule: Schedule | None, order: WorkOrder, steps: int) -> float:
-    """Return the sum of the learning rates of an order's first steps, as a multiple of the order's rate."""
-    return float(steps) if schedule is None else sum(islice(schedule.rates(1.0, order.max_steps), steps))
 
 
 def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:

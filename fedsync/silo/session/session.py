@@ -43,7 +43,7 @@ from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, Watch
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
-    from fedsync.silo.session.own_models import OwnOrders
+    from fedsync.extras.cross_site.own_models import OwnOrders
     from fedsync.silo.session.session_extension import SessionExtension
 
 logger = foreign.logger(__name__)
@@ -91,7 +91,7 @@ class SiloSession:
         # A snapshot may be requested while an order is in work, but not while the model changes.
         self._exchange = threading.Lock()
         if spec.survey is not None and keys is not None:
-            from fedsync.silo.owner.opened_survey import open_survey, surveyed
+            from fedsync.extras.surveys.opened_survey import open_survey, surveyed
 
             with self._counted():
                 sums = open_survey(spec.survey, identity, keys, self._owner)
@@ -279,7 +279,7 @@ class SiloSession:
 
     @cached_property
     def _own(self) -> OwnOrders:
-        from fedsync.silo.session.own_models import OwnOrders
+        from fedsync.extras.cross_site.own_models import OwnOrders
 
         compared, allowed = self._spec.evaluation.cross_site, self._owner.share_local
         subjects = () if compared is None else compared.build(share=False).subjects

@@ -21,7 +21,7 @@ def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> G
     Raises `ConfigError` if data or device are not usable here, and `UserCodeError` for errors in the user's code.
     """
     site, slots, local = place_of(spec, identity)
-    local = replace(local, workers=0, processes=1) if many else local
+    local = replace(local, workers=0) if many else local
     return GuardedTrainer(lambda: trainer_of(spec.task, site, slots, local, spec.model.build()))
 
 
@@ -41,8 +41,6 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         # The device of the run's specification applies unless the owner names another device.
         resolve(identity.device, "node configuration, device")
         options = replace(options, device=identity.device)
-    if identity.processes is not None and not spec.task.own_loop:
-        options = replace(options, processes=identity.processes)
     resources = options.resources and identity.resources
     options = replace(options, measured=spec.evaluation.wanted, private=private, resources=resources)
     silo = Silo(

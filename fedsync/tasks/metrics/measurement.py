@@ -7,10 +7,10 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -238,15 +238,6 @@ def _form(samples: Samples) -> tuple[object, ...]:
     return outputs.dtype, outputs.shape[1:], targets.dtype, targets.shape[1:], each
 
 
-class _Together(Protocol):
-    """Processes that evaluate one silo together; see `fedsync.train.processes.rank.Rank`."""
-
-    @property
-    def size(self) -> int: ...
-
-    def total(self, values: Iterable[float]) -> list[float]: ...
-
-
 class Measuring:
     """Measurement of metrics on one device; raises `ConfigError` for a metric that cannot be measured."""
 
@@ -344,40 +335,34 @@ class Measured:
             else:
                 self._pairs[key].append(sums)
 
-    def sums(self, samples: int, together: _Together | None = None) -> SumsByKey:
+    def sums(self, samples: int) -> SumsByKey:
         """All sums in the form that travels; NaN if an output was NaN, so that nobody takes the result for valid.
 
-        ``samples`` is the size of the split; the processes ``together`` each evaluated a part of it. Raises
-        `ConfigError` if the batches do not fit the metrics.
+        ``samples`` is the size of the split. Raises `ConfigError` if the batches do not fit the metrics.
         """
         self._sum_up()
         found = {key: sums.tolist() for key, sums in self._totals.items()}
-        if together is not None:
-            found = {key: together.total(sums) for key, sums in found.items()}
-        pairs = {key: _pairs(_gathered(parts, 3, samples, together)).tolist() for key, parts in self._pairs.items()}
+        pairs = {key: _pairs(_gathered(parts, 3, samples)).tolist() for key, parts in self._pairs.items()}
         return {key: tuple(sums) for key, sums in {**found, **pairs}.items()}
 
-    def judged(self, sums: SumsByKey, samples: int, together: _Together | None = None) -> JudgedSamples:
+    def judged(self, sums: SumsByKey, samples: int) -> JudgedSamples:
         """Per-sample results of statistics that have them for all samples; call `sums` first."""
         labels, cells = {}, {}
         for key, parts in self._each.items():
-            count = float(sum(map(len, parts)))
-            if (count if together is None else together.total([count])[0]) == samples:
-                table = _gathered(parts, 1 + self._statistics[key].places, samples, together).long().numpy()
+            if sum(map(len, parts)) == samples:
+                table = _gathered(parts, 1 + self._statistics[key].places, samples).long().numpy()
                 labels[key], cells[key] = table[:, 0], table[:, 1:]
         return JudgedSamples(self._metrics, {key: np.array(each) for key, each in sums.items()}, labels, cells)
 
 
-def _gathered(parts: list[Tensor], columns: int, samples: int, together: _Together | None) -> Tensor:
-    """Rows of all samples from all processes, [samples, columns], ordered by sample number."""
+def _gathered(parts: list[Tensor], columns: int, samples: int) -> Tensor:
+    """Rows of all samples, [samples, columns], ordered by sample number."""
     table = torch.zeros(samples, columns, dtype=torch.float64)
     for part in parts:
         rows = part.cpu().double()
         place = rows[:, 0]
         table[place.nan_to_num().long()] = rows[:, 1:]
-    if together is None:
-        return table
-    return torch.tensor(together.total(table.flatten().tolist()), dtype=torch.float64).reshape(samples, columns)
+    return table
 
 
 def _pairs(samples: Tensor) -> Tensor:

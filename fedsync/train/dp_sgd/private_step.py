@@ -159,9 +159,7 @@ The second is for gradients that are zero but for rounding, such as those of the
 def check_options(options: LocalOptions) -> None:
     """Raise `ConfigError` for an option of local training that DP-SGD does not support."""
     wrong = {
-        "processes": options.processes != 1,
         "workers": options.workers != 0,
-        "compile": bool(options.compile),
         "precision": options.precision == "fp16",
     }
     for name, found in wrong.items():

@@ -115,7 +115,7 @@ class PrivateTrainer(Trainer):
             return Evaluation(None, found.correct, found.samples)
         return found
 
-    def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[tuple[Tensor, Tensor | None]]:
         assert self._settings is not None
         units = self.examples if self._rows_of is None else len(self._rows_of)
         rate = self._settings.rate(order.batch_size)

@@ -6,12 +6,10 @@ This is the only file that distinguishes GPU and CPU.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,35 +36,6 @@ def resolve(name: str, place: str = "local.device") -> torch.device:
     return torch.device("cuda", number)
 
 
-def several(name: str, processes: int) -> list[str]:
-    """Return the devices of several training processes: all on the CPU, or one GPU each, starting at ``name``.
-
-    Raises `ConfigError` as `resolve`, or if the machine has too few GPUs.
-    """
-    first = resolve(name)
-    if first.type == "cpu":
-        return ["cpu"] * processes
-    there = torch.cuda.device_count() - first.index
-    if there < processes:
-        problem = f"{processes}, and from {first} on torch sees {there} GPUs"
-        raise ConfigError("local.processes", problem, f"Write {there}, or an earlier device")
-    return [f"cuda:{first.index + number}" for number in range(processes)]
-
-
-def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
-    """Return a compiled view of the model (`torch.compile`) that shares its tensors; ``model`` stays unchanged.
-
-    The first batch size gets its own compilation, the second gets a compilation for all sizes. Raises `ConfigError` if
-    the compiler's own requirements are missing.
-    """
-    if backend == "inductor" and device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
-        problem = "torch.compile for a processor calls a C++ compiler, and there is none by the name of g++"
-        raise ConfigError("local.compile", problem, "Install g++, name another in CXX, or write false")
-    if backend == "inductor" and device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise ConfigError("local.compile", "torch.compile for a GPU needs triton", "Install triton, or write false")
-    return cast(nn.Module, torch.compile(model, backend=backend))
-
-
 def synchronise(device: torch.device) -> None:
     """Wait until the device has finished all queued work, so that clock readings are meaningful."""
     if device.type == "cuda":
@@ -88,13 +57,6 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     finally:
         for each, state in zip(generators, before, strict=True):
             each.set_state(state)
-
-
-def channels_last(model: nn.Module) -> None:
-    """Store weights of 2-D convolutions in channels-last format, which inputs follow; `ConfigError` without any."""
-    if not any(parameter.dim() == 4 for parameter in model.parameters()):
-        raise ConfigError("local.channels_last", "the model has no convolution over images", "Write false")
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types know no such keyword
 
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

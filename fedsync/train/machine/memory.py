@@ -6,7 +6,9 @@ A trial allocation is no test: the system promises more memory than it has, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,7 +16,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fedsync.common.errors import ConfigError, HugeModel
-from fedsync.train.machine.resources import find_limits
 
 NOBODY_HAS_BYTES = 2**42
 """Memory beyond any machine: a larger model need not be tried elsewhere [bytes]."""
@@ -24,10 +25,16 @@ _MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn}
 """Functions with which modules allocate tensors; the size comes first, as one argument or as several."""
 
 
-def machine_bytes() -> int:
-    """Memory that a process can have [bytes]: the machine's, or a control group's limit if that is lower."""
-    limits = [total for limit in find_limits()[1] if (total := limit.total()) is not None]
-    return int(min([psutil.virtual_memory().total, *limits]))
+def machine_bytes(root: Path = Path("/")) -> int:
+    """Memory that a process can have [bytes]: the machine's, or a limit of its control groups (version 2) if lower."""
+    found, groups = psutil.virtual_memory().total, root / "sys/fs/cgroup"
+    with suppress(OSError):
+        inside = Path((root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/"))
+        for group in (inside, *inside.parents):
+            limit = groups / group / "memory.max"
+            text = limit.read_text().strip() if limit.is_file() else ""
+            found = min(found, int(text)) if text.isdecimal() else found
+    return int(found)
 
 
 class FittingModel(TorchFunctionMode):

@@ -1,7 +1,4 @@
-"""Transport within one process: each silo is a function that gets and returns bytes of limited size.
-
-It serves tests of drivers and relays, and servers whose silos live in the server's process.
-"""
+"""Transport within one process: each silo is a function that gets and returns bytes of limited size."""
 
 from __future__ import annotations
 
