@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from tests.e2e.deployed import SMALL
-from tests.test_cli import BROKEN
 
 SILOS = """
 silos:
@@ -43,16 +42,6 @@ def test_run_in_virtual_time_prints_who_waited(silos: Path, tmp_path: Path) -> N
     assert "round    2/2" in done.stdout and "who waited for whom" in done.stdout
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["strategy"], summary["runtime"], summary["seed"], summary["rounds"]) == ("lb-bsp", "virtual", 3, 2)
-
-
-@pytest.mark.full
-def test_a_failing_task_exits_with_1_and_says_why(silos: Path, tmp_path: Path) -> None:
-    """On real processes; each step of it has a test: a trainer's refusal, the driver's end, and what the run says."""
-    (tmp_path / "task.py").write_text(BROKEN)
-    options = ["--silos", silos, "--runtime", "local", "--set", "task={kind: custom, file: task.py}"]
-    done = fedsync("run", "fedavg", *options, "--out", tmp_path / "out", cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "every silo failed" in done.stderr and "sensor unplugged" in done.stderr
 
 
 @pytest.fixture
