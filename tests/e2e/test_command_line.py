@@ -66,19 +66,6 @@ def endless_run(silos: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]
         process.wait()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_local_run_leaves_no_process(
-    number: signal.Signals, endless_run: subprocess.Popen[bytes]
-) -> None:
-    """As `test_recovery`, which stops one in its own process."""
-    family = psutil.Process(endless_run.pid).children(recursive=True)
-    endless_run.send_signal(number)
-    assert endless_run.wait(timeout=60) == 130
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive
-
-
 def test_a_killed_local_run_leaves_no_process(endless_run: subprocess.Popen[bytes]) -> None:
     family = psutil.Process(endless_run.pid).children(recursive=True)
     assert len(family) >= 7, "a SuperLink and what starts ServerApps, a ServerApp, two SuperNodes and two trainers"
