@@ -49,7 +49,6 @@ class _Care:
     phase: Phase
     version: int | None = None
     tries: int = 0
-    resumed: int = 0
     refused: int = 0
     due_s: float = 0.0
     skip_s: float = 0.0
@@ -81,9 +80,9 @@ class RunWatchdog:
     def status(self) -> dict[str, object]:
         """Return the status for the health file: time of the last check (``looked``), and open ``runs`` by folder.
 
-        Each run has ``phase``, ``resumed`` (number since the server started), ``tries`` (deaths at the same model
-        version), ``next`` (time of the next try, or None) and ``reason`` (last problem, or None). ``failed`` has the
-        newest run and its error, if this run failed and was not stopped by the operator.
+        Each run has ``phase``, ``tries`` (deaths at the same model version), ``next`` (time of the next try, or None)
+        and ``reason`` (last problem, or None). ``failed`` has the newest run and its error, if this run failed and was
+        not stopped by the operator.
         """
         return self._told
 
@@ -134,7 +133,6 @@ class RunWatchdog:
         care.phase = Phase.WAITING
         care.due_s = now_s + (DIED if began else REFUSED).pause_s(care.tries)
         care.tries += 1
-        care.resumed += 1
         care.refused = 0
 
     def _check_room(self, folder: Path, care: _Care) -> None:
@@ -185,7 +183,6 @@ class RunWatchdog:
             waits = now_s < care.skip_s or (care.phase is Phase.DIED and left_s > 0)
             runs[str(folder)] = {
                 "phase": care.phase.name.lower().replace("_", " "),
-                "resumed": care.resumed,
                 "tries": care.tries,
                 "next": (now + timedelta(seconds=left_s)).isoformat(timespec="seconds") if waits else None,
                 "reason": care.reason,

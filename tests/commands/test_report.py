@@ -23,21 +23,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_report_of_several_lies_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_of_several_lies_in_the_current_folder_and_may_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("x", "y"):
         two_silos(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    call("report", "x", "y")
-    assert (tmp_path / "report.html").read_text() == "x and y"
-
-
-@pytest.mark.usefixtures("quick")
-def test_open_shows_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_silos(tmp_path)
     shown: list[str] = []
     monkeypatch.setattr("typer.launch", shown.append)
-    call("report", tmp_path, "--open", "--out", tmp_path / "mine.html")
-    assert shown == [(tmp_path / "mine.html").as_uri()]
+    call("report", "x", "y", "--open")
+    assert (tmp_path / "report.html").read_text() == "x and y"
+    assert shown == [(tmp_path / "report.html").as_uri()]
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_runs_are_read(tmp_path: Path) -> None:

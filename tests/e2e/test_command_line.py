@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from tests.e2e.deployed import SMALL
-from tests.test_cli import BROKEN
 
 SILOS = """
 silos:
@@ -45,16 +44,6 @@ def test_run_in_virtual_time_prints_who_waited(silos: Path, tmp_path: Path) -> N
     assert (summary["strategy"], summary["runtime"], summary["seed"], summary["rounds"]) == ("lb-bsp", "virtual", 3, 2)
 
 
-@pytest.mark.full
-def test_a_failing_task_exits_with_1_and_says_why(silos: Path, tmp_path: Path) -> None:
-    """On real processes; each step of it has a test: a trainer's refusal, the driver's end, and what the run says."""
-    (tmp_path / "task.py").write_text(BROKEN)
-    options = ["--silos", silos, "--runtime", "local", "--set", "task={kind: custom, file: task.py}"]
-    done = fedsync("run", "fedavg", *options, "--out", tmp_path / "out", cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "every silo failed" in done.stderr and "sensor unplugged" in done.stderr
-
-
 @pytest.fixture
 def endless_run(silos: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A local run in its second round or later, with no end in sight."""
@@ -75,19 +64,6 @@ def endless_run(silos: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_local_run_leaves_no_process(
-    number: signal.Signals, endless_run: subprocess.Popen[bytes]
-) -> None:
-    """As `test_recovery`, which stops one in its own process."""
-    family = psutil.Process(endless_run.pid).children(recursive=True)
-    endless_run.send_signal(number)
-    assert endless_run.wait(timeout=60) == 130
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive
 
 
 def test_a_killed_local_run_leaves_no_process(endless_run: subprocess.Popen[bytes]) -> None:

@@ -211,7 +211,7 @@ def test_what_the_supervisor_says(tmp_path: Path) -> None:
 
 def test_what_the_keeper_says(tmp_path: Path) -> None:
     assert health.check_runs(tmp_path, NOW).detail == "not running"
-    run = {"phase": "at work", "resumed": 5, "tries": 5, "next": None, "reason": "its server process died"}
+    run = {"phase": "at work", "tries": 5, "next": None, "reason": "its server process died"}
 
     def check(looked_s: float | None, since_s: float = 5000.0, **changed: object) -> Check:
         at, looked, since = (

@@ -107,26 +107,6 @@ def test_all_goes_through_the_proxy(
         assert set(through.asked) == {f"CONNECT {HOST}:9093 HTTP/1.1"}
 
 
-def test_loopback_goes_through_none(
-    port: int,
-    config: SiloStartConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    hub: tuple[Hub, int],
-    certificates: Path,
-) -> None:
-    with proxy(status="403 Forbidden") as through:
-        for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
-            monkeypatch.setenv(name, through.url)
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        here = config.model_copy(update={"server": f"localhost:{port}"})
-        assert all(check.ok for check in checked(here).values())
-        for name, value in program(here, "agent").environment.items():
-            monkeypatch.setenv(name, value)
-        for host in ("localhost", "127.0.0.1"):
-            joined(hub[0], f"{host}:{hub[1]}", certificates)
-        assert through.asked == []
-
-
 def test_a_proxy_that_passes_nothing_on_is_named(config: SiloStartConfig) -> None:
     with proxy(status="407 Proxy Authentication Required") as through:
         asking = config.model_copy(update={"proxy": through.url})

@@ -167,7 +167,7 @@ def test_what_it_tells(server: Server) -> None:
     assert server.keeper.status()["looked"] == "2026-01-01T12:00:00+00:00"
     assert set(server.keeper.status()["runs"]) == {str(folder), str(silent)}  # type: ignore[call-overload]
     assert server.told(folder) == {
-        "phase": "waiting", "resumed": 1, "tries": 1, "next": None, "reason": "its server process died, at version 4"
+        "phase": "waiting", "tries": 1, "next": None, "reason": "its server process died, at version 4"
     }  # fmt: skip
     assert server.told(silent)["reason"] == "Flower did not start its server process, at version 0"
     server.look(1.0)
