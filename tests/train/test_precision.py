@@ -119,62 +119,11 @@ def test_a_gpu_without_bf16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     Precision("bf16", GPU)
 
 
-# Determinism, the other option that a device or a model may not know.
-
-
 class Pictures(TwoClasses):
     """The same points as pictures of four pixels, for a network with a convolution."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
-
-
-def flags() -> tuple[bool, bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
-    )
-
-
-def test_determinism_holds_inside_the_order_and_ends_with_it() -> None:
-    class Asking(TwoClasses):
-        def __init__(self) -> None:
-            self.seen: list[tuple[bool, bool, bool]] = []
-
-        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-            self.seen.append(flags())
-            return super().loss(model, batch)
-
-        def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-            self.seen.append(flags())
-            return super().score(model, batch)
-
-    before, task = flags(), Asking()
-    subject = trainer(task, options=LocalOptions(device="cpu", deterministic=True))
-    base = subject.initial_model()
-    plain = trainer().run(order(), base, Cursor())
-    outcome = subject.run(order(evaluate=True), base, Cursor())
-    subject.evaluate(base)
-    assert len(task.seen) > 5
-    assert set(task.seen) == {(True, True, False)}
-    assert flags() == before
-    np.testing.assert_array_equal(outcome.update, plain.update)
-
-
-def test_an_operation_without_a_deterministic_form_is_named() -> None:
-    class Scattering(TwoClasses):
-        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-            torch.zeros(4).put_(torch.tensor([1, 1]), torch.ones(2))
-            return super().loss(model, batch)
-
-    before = flags()
-    subject = trainer(Scattering(), options=LocalOptions(device="cpu", deterministic=True))
-    with pytest.raises(ConfigError) as caught:
-        subject.run(order(), subject.initial_model(), Cursor())
-    assert caught.value.place == "local.deterministic"
-    assert "put_" in caught.value.problem
-    assert flags() == before
 
 
 def test_silos_of_different_precision_begin_with_the_same_model() -> None:
