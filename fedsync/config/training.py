@@ -143,9 +143,6 @@ class LocalConfig(Section):
     """Precision of the computation, by automatic mixed precision; updates are always float32. A processor may lack a
     half-precision operation, such as LSTMs in ``fp16``: a silo tries one step before it joins, and refuses the run."""
 
-    deterministic: bool = False
-    """Whether to use only deterministic algorithms, which give the same bits for the same order, but may be slower."""
-
     @field_validator("optimizer", "momentum", "weight_decay", mode="after")
     @classmethod
     def _suits_torch(cls, given: Any, info: ValidationInfo) -> Any:

@@ -100,9 +100,6 @@ class Batches(ABC):
     def take(self, rows: Tensor) -> Batch:
         """Return the batch of the samples ``rows``, int64 [n] from `place`, in this order, on the device."""
 
-    def ahead(self, rows: Tensor) -> None:  # noqa: B027  # on a CPU, the processor that would copy is busy
-        """Start to fetch the batch of the next `take` call, if prefetching saves time."""
-
 
 class TensorBatches(Batches):
     """Batches of tensors that live on the device, by one `index_select` per tensor."""
@@ -165,7 +162,10 @@ class WorkersReader(SampleReader):
 
 
 class CollatedBatches(Batches):
-    """Batches that a reader reads and that move to the device one at a time."""
+    """Batches that a reader reads and that move to the device one at a time.
+
+    From the pinned memory of loader workers they move while the device computes.
+    """
 
     def __init__(self, reader: SampleReader, device: torch.device) -> None:
         self._reader = reader
@@ -181,55 +181,7 @@ class CollatedBatches(Batches):
         return torch.from_numpy(rows)
 
     def take(self, rows: Tensor) -> Batch:
-        return map_tensors(self._reader.read(rows), lambda tensor: tensor.to(self._device))
-
-
-class CudaLane:
-    """CUDA stream that copies batches from pinned memory while another stream computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-    def send(self, batch: Batch) -> Batch:
-        pinned = map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
-        with torch.cuda.stream(self._stream):
-            return map_tensors(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
-
-    def receive(self, batch: Batch) -> None:
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_stream(self._stream)
-
-        def keep(tensor: Tensor) -> Tensor:
-            # Otherwise torch could give the memory to another batch while the computation still reads it.
-            tensor.record_stream(computing)
-            return tensor
-
-        map_tensors(batch, keep)
-
-
-class PrefetchedBatches(CollatedBatches):
-    """Batches that move to the device while the device computes the previous step.
-
-    Without workers the training thread reads the samples, so random augmentation draws the same numbers in every run.
-    """
-
-    def __init__(self, reader: SampleReader, device: torch.device, lane: CudaLane) -> None:
-        super().__init__(reader, device)
-        self._lane = lane
-        self._rows: Tensor | None = None
-        self._batch: Batch = None
-
-    def ahead(self, rows: Tensor) -> None:
-        self._rows, self._batch = rows, self._lane.send(self._reader.read(rows))
-
-    def take(self, rows: Tensor) -> Batch:
-        """Return a batch; fetch it now if `ahead` did not request exactly ``rows``, as for a piece of a batch."""
-        if rows is not self._rows:
-            return super().take(rows)
-        batch, self._rows, self._batch = self._batch, None, None
-        self._lane.receive(batch)
-        return batch
+        return map_tensors(self._reader.read(rows), lambda tensor: tensor.to(self._device, non_blocking=True))
 
 
 def batches_of(
@@ -239,11 +191,12 @@ def batches_of(
 
     Only a plain `TensorDataset` with the default ``collate`` is kept on the device: a subclass may index differently.
     """
-    on_gpu = device.type == "cuda"
     if type(dataset) is TensorDataset and collate is default_collate:
         return TensorBatches(dataset, device)
-    reader = WorkersReader(dataset, collate, workers, pinned=on_gpu) if workers else SampleReader(dataset, collate)
-    return PrefetchedBatches(reader, device, CudaLane(device)) if on_gpu else CollatedBatches(reader, device)
+    reader = SampleReader(dataset, collate)
+    if workers:
+        reader = WorkersReader(dataset, collate, workers, pinned=device.type == "cuda")
+    return CollatedBatches(reader, device)
 
 
 def hand_over_by_value() -> None:

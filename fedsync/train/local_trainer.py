@@ -109,17 +109,6 @@ class MeanLoss:
             self._recent.clear()
 
 
-def open_device(options: LocalOptions) -> torch.device:
-    """Open the device that ``options`` name, before any other work on it.
-
-    Raises `ConfigError` if there is no such device, or if CUDA started without the settings that determinism needs.
-    """
-    device = devices.resolve(options.device)
-    if options.deterministic:
-        devices.allow_determinism(device)
-    return device
-
-
 class LocalTrainer(ABC):
     """Base of trainers of one silo; model and data stay on the device between orders.
 
@@ -237,7 +226,7 @@ class LocalTrainer(ABC):
         overhead_s: dict[str, float] = {}
         evaluation = None
         self._set_threads()
-        with devices.seeded(self._device, order.seed), devices.deterministic(self._options.deterministic):
+        with devices.seeded(self._device, order.seed):
             with self._timed(overhead_s, "load"):
                 self._prepare(order, base, cursor, correction)
             if order.evaluate:
@@ -285,8 +274,7 @@ class LocalTrainer(ABC):
     ) -> Diverged:
         """Repeat the order with a check of each step, to find the first value that was not finite."""
         found, again = DivergenceSearch(), replace(order, budget_s=None)
-        exact = devices.deterministic(self._options.deterministic)
-        with found.watching(), devices.seeded(self._device, order.seed), exact:
+        with found.watching(), devices.seeded(self._device, order.seed):
             self._prepare(order, base, cursor, correction)
             self._train(again, cursor, lambda: Pace(again, self._device, self._probe))
         return found.error(order.learning_rate, loss)
@@ -317,8 +305,7 @@ class LocalTrainer(ABC):
         self._set_threads()
         self._weights.load(model)
         self._recall(cursor or Cursor())
-        with devices.deterministic(self._options.deterministic):
-            return self._evaluate(split)
+        return self._evaluate(split)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         self._weights.load(model)

@@ -21,9 +21,9 @@ from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.batches import BatchCap, Batches, Sampler, batches_of
 from fedsync.train.check_task import FEW, check_data, check_task
-from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.machine import device as devices
-from fedsync.train.machine.device import Precision
+from fedsync.train.machine.device import Precision, resolve
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
 from fedsync.train.weights import Weights, build_model, initial_model
@@ -46,7 +46,7 @@ class Trainer(LocalTrainer):
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
-        device = open_device(options)
+        device = resolve(options.device)
         self._precision = Precision(options.precision, device)
         data = check_data(task.data(slot))
         collate = default_collate if type(task).collate is Task.collate else task.collate
@@ -65,7 +65,7 @@ class Trainer(LocalTrainer):
         self._model = build_model(task, slot.seed)
         self._parts = ModelParts(self._model, parts_of(self._model, run, task.parts()))
         self._model.to(device)
-        with devices.seeded(device, slot.seed), devices.deterministic(options.deterministic):
+        with devices.seeded(device, slot.seed):
             check_task(task, self._model, self._samples, self._splits[Split.VALIDATION])
             self._model.train()
             few = self._samples.place(np.arange(FEW) % self.examples)
@@ -128,7 +128,7 @@ class Trainer(LocalTrainer):
             devices.synchronise(self._device)
 
         self._model.train()
-        with devices.seeded(self._device, self._slot.seed), devices.deterministic(self._options.deterministic):
+        with devices.seeded(self._device, self._slot.seed):
             # At a learning rate of 0 the optimizer allocates its state but changes nothing.
             self._renew_optimizer(0.0)
             found = self._cap.search(step, self._reset, self.examples, lambda: perf_counter() < end_s)
@@ -145,11 +145,8 @@ class Trainer(LocalTrainer):
         ahead = self._scout.walk(cursor, size, piece)
         self._samples.begin(ahead, order.max_steps * -(-size // piece))
         pace = begin()
-        for rows, following in self._draw(order, cursor):
+        for rows in self._draw(order, cursor):
             losses.add(self._step(rows, base))
-            # Fetch the next batch while the device computes; batches split into pieces are fetched in pieces.
-            if size == piece and following is not None:
-                self._samples.ahead(following)
             if not pace.step():
                 break
         for parameter in self._parameters:
@@ -161,22 +158,17 @@ class Trainer(LocalTrainer):
         left = replace(self._sampler.after(cursor, pace.samples), private=private)
         return LoopResult(pace, losses.mean() or 0.0, left, {}, self._cap.largest)
 
-    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the sample numbers of each step and of the next step, int64 [n].
+    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[Tensor]:
+        """Yield the sample numbers of each step, int64 [n].
 
         They are drawn for many steps at a time: drawing evicts the network from the CPU caches.
         """
-        left, rows = order.max_steps, None
+        left = order.max_steps
         while left:
             steps = min(left, _ROWS_AT_A_TIME)
             drawn, cursor = self._sampler.take(cursor, steps * order.batch_size)
-            for following in torch.split(self._samples.place(drawn), order.batch_size):
-                if rows is not None:
-                    yield rows, following
-                rows = following
+            yield from torch.split(self._samples.place(drawn), order.batch_size)
             left -= steps
-        if rows is not None:
-            yield rows, None
 
     def _step(self, rows: Tensor, base: list[Tensor]) -> Tensor:
         """Do one local step over ``rows``, with a FedProx term if ``base`` is not empty; return the mean loss."""

@@ -32,7 +32,6 @@ class LocalOptions:
         threads: CPU threads of torch. None keeps torch's default.
         resources: whether to measure the machine's free share and send it to the server.
         precision: ``fp32``, or ``bf16`` or ``fp16`` by automatic mixed precision; updates are always float32.
-        deterministic: use bit-reproducible algorithms, even if slower.
         measured: metrics whose sums an evaluation returns.
         private: train by DP-SGD (`fedsync.train.dp_sgd`).
 
@@ -49,7 +48,6 @@ class LocalOptions:
     threads: int | None = None
     resources: bool = True
     precision: PrecisionName = "fp32"
-    deterministic: bool = False
     measured: Wanted = NOTHING
     private: bool = False
 

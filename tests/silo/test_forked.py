@@ -58,14 +58,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     stop_trainers(tmp_path / "s")
 
 
-def test_a_forked_trainer_that_dies_is_forked_again(root: Path, server: subprocess.Popen[bytes]) -> None:
-    trainer = greeted(link(0), "a")
-    trainer.kill()
-    psutil.wait_procs([trainer])
-    again = greeted(link(0), "a")
-    assert again != trainer and again.ppid() == server.pid
-
-
 def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
     root: Path, server: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

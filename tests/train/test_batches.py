@@ -1,22 +1,16 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.core.orders import Cursor
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
-from fedsync.train import batches as cutting
-from fedsync.train import loop
 from fedsync.train.batches import (
     Batches,
     CollatedBatches,
-    PrefetchedBatches,
-    SampleReader,
     TensorBatches,
     batches_of,
-    map_tensors,
 )
 from fedsync.train.options import LocalOptions
 from tests.train.make import TwoClasses, order, trainer
@@ -78,90 +72,6 @@ def test_nested_samples_keep_their_shape() -> None:
     assert isinstance(batch["point"], Point)
     assert torch.equal(batch["point"].label, torch.tensor([2, 1]))
     assert batch["name"] == ["p2", "p1"]
-
-
-class Road:
-    """A lane to a device that is this processor; keeps what happened, in order."""
-
-    def __init__(self) -> None:
-        self.log: list[tuple[str, list[float]]] = []
-
-    def send(self, batch: Any) -> Any:
-        self.log.append(("send", batch.tolist()))
-        return map_tensors(batch, torch.Tensor.clone)
-
-    def receive(self, batch: Any) -> None:
-        self.log.append(("receive", batch.tolist()))
-
-
-def test_a_batch_asked_for_ahead_travels_while_the_one_before_is_used() -> None:
-    road = Road()
-    batches = PrefetchedBatches(SampleReader(Listed([0.0, 1.0, 2.0, 3.0]), default_collate), CPU, road)
-    first, second = torch.tensor([0, 1]), torch.tensor([2, 3])
-    assert batches.take(first).tolist() == [0, 1]  # the first one of an order: nobody could know
-    batches.ahead(second)
-    road.log.append(("compute", []))
-    assert batches.take(second).tolist() == [2, 3]
-    assert road.log == [("send", [2, 3]), ("compute", []), ("receive", [2, 3])]
-
-
-def test_other_rows_than_those_asked_for_ahead_are_fetched_at_once() -> None:
-    road = Road()
-    batches = PrefetchedBatches(SampleReader(Listed([0.0, 1.0, 2.0, 3.0]), default_collate), CPU, road)
-    rows = torch.tensor([2, 3])
-    batches.ahead(rows)
-    # As after running out of memory: the same numbers in pieces.
-    assert [batches.take(piece).tolist() for piece in torch.split(rows, 1)] == [[2], [3]]
-    assert batches.take(rows).tolist() == [2, 3]
-    assert batches.take(rows).tolist() == [2, 3], "once more: it is not kept"
-    assert [kind for kind, _ in road.log] == ["send", "receive"]
-
-
-def test_data_that_do_not_live_on_a_gpu_are_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "CudaLane", lambda device: Road())
-    assert isinstance(batches_of(Listed([0.0]), torch.device("cuda", 0)), PrefetchedBatches)
-    assert not isinstance(batches_of(Listed([0.0]), CPU), PrefetchedBatches)
-
-
-class Noisy(Listed):
-    """Adds a random number to each sample, as augmentation does."""
-
-    def __getitem__(self, index: int) -> Any:
-        inputs, label = super().__getitem__(index)
-        return inputs + 0.1 * torch.rand(()), label
-
-
-class Augmented(TwoClasses):
-    """The same points in a data set that must be read sample by sample."""
-
-    def data(self, slot: SiloSlot) -> SiloData:
-        data = super().data(slot)
-        return SiloData(Noisy(list(zip(*data.train.tensors, strict=True))), data.test)  # type: ignore[attr-defined]
-
-
-def test_an_order_with_batches_on_their_way_is_as_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Straight(Road):
-        def send(self, batch: Any) -> Any:
-            return batch
-
-        def receive(self, batch: Any) -> None:
-            self.log.append(("receive", []))
-
-    road = Straight()
-    monkeypatch.setattr(
-        loop,
-        "batches_of",
-        lambda dataset, device, *_: PrefetchedBatches(SampleReader(dataset, default_collate), device, road),
-    )
-    subject = trainer(Augmented())
-    base = subject.initial_model()
-    first = subject.run(order(max_steps=5), base, Cursor())
-    assert len(road.log) == 4, "all but the first one"
-    # A budget of nothing ends the order after a step, with a batch on its way that nobody takes.
-    cut = subject.run(order(max_steps=5, budget_s=0.0), base, Cursor())
-    again = subject.run(order(max_steps=5), base, Cursor())
-    assert (cut.report.steps, cut.cursor) == (1, Cursor(0, 8))
-    np.testing.assert_array_equal(again.update, first.update)
 
 
 class Batched(TwoClasses):

@@ -1,5 +1,3 @@
-import os
-
 import psutil
 import pytest
 import torch
@@ -53,21 +51,6 @@ def test_seeded_leaves_the_caller_s_generator_alone() -> None:
         second = torch.rand(4)
     assert torch.equal(first, second)
     assert torch.equal(torch.rand(4), expected)
-
-
-def test_a_fixed_workspace_is_given_before_cuda_runs_and_asked_for_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, variable = torch.device("cuda", 0), "CUBLAS_WORKSPACE_CONFIG"
-    monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    device.allow_determinism(CPU)
-    with pytest.raises(ConfigError, match=f"Set {variable}"):
-        device.allow_determinism(gpu)
-    assert variable not in os.environ
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    device.allow_determinism(gpu)
-    assert os.environ[variable] == ":4096:8"
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    device.allow_determinism(gpu)  # it is there
 
 
 def test_memory_figures_are_plausible() -> None:

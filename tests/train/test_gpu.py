@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from fedsync.core.orders import Cursor
-from fedsync.train.batches import CollatedBatches, CudaLane, PrefetchedBatches
 from fedsync.train.machine.device import PrecisionName
 from fedsync.train.options import LocalOptions
 from tests.train.make import order, trainer
-from tests.train.test_batches import Listed
 from tests.train.test_precision import Pictures
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -33,24 +31,6 @@ def test_a_gpu_learns_what_a_processor_learns(precision: PrecisionName, off: flo
     assert np.linalg.norm(outcome.update - expected) < off * np.linalg.norm(expected)
     assert all(window.memory is not None and 0 < window.memory <= 1 for window in outcome.report.windows)
     assert outcome.report.metrics["peak_memory_bytes"] > 0
-
-
-def test_a_deterministic_order_gives_the_same_bits_again() -> None:
-    subject = trainer(Pictures(), options=options(deterministic=True))
-    base = subject.initial_model()
-    first, again = (subject.run(order(max_steps=20), base, Cursor()).update for _ in range(2))
-    assert first.tobytes() == again.tobytes()
-
-
-def test_batches_on_their_way_arrive_whole() -> None:
-    samples = Listed(list(torch.randn(64, 1000, generator=torch.Generator().manual_seed(1))))
-    straight, ahead = CollatedBatches(samples, GPU), PrefetchedBatches(samples, GPU, CudaLane(GPU))
-    rows = torch.split(torch.arange(64), 8)
-    for now, following in zip(rows, (*rows[1:], None), strict=True):
-        batch = ahead.take(now)
-        if following is not None:
-            ahead.ahead(following)
-        assert torch.equal(batch, straight.take(now))
 
 
 @pytest.fixture

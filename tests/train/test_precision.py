@@ -52,18 +52,11 @@ def test_half_the_bits_learn_nearly_the_same(precision: PrecisionName) -> None:
     exact, half = trainer(), trainer(options=options(precision))
     base = exact.initial_model()
     expected = exact.run(order(max_steps=20), base, Cursor()).update
+    half.run(order(batch_size=13, seed=3), base, Cursor())  # of which nothing stays, such as a scale
     update = half.run(order(max_steps=20), base, Cursor()).update
+    np.testing.assert_array_equal(half.run(order(max_steps=20), base, Cursor()).update, update)
     # bf16 has 8 bits, so each product is off by up to 0.4 %; some activations near 0 fall on the other side.
     assert 0 < np.linalg.norm(update - expected) < 0.05 * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_an_order_s_outcome_does_not_depend_on_former_ones(precision: PrecisionName) -> None:
-    subject = trainer(options=options(precision))
-    base = subject.initial_model()
-    first = subject.run(order(), base, Cursor()).update
-    subject.run(order(batch_size=13, seed=3), base, Cursor())
-    np.testing.assert_array_equal(subject.run(order(), base, Cursor()).update, first)
 
 
 def test_proximal_term_and_pieces_see_gradients_of_true_size() -> None:
@@ -119,62 +112,11 @@ def test_a_gpu_without_bf16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     Precision("bf16", GPU)
 
 
-# Determinism, the other option that a device or a model may not know.
-
-
 class Pictures(TwoClasses):
     """The same points as pictures of four pixels, for a network with a convolution."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
-
-
-def flags() -> tuple[bool, bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
-    )
-
-
-def test_determinism_holds_inside_the_order_and_ends_with_it() -> None:
-    class Asking(TwoClasses):
-        def __init__(self) -> None:
-            self.seen: list[tuple[bool, bool, bool]] = []
-
-        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-            self.seen.append(flags())
-            return super().loss(model, batch)
-
-        def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-            self.seen.append(flags())
-            return super().score(model, batch)
-
-    before, task = flags(), Asking()
-    subject = trainer(task, options=LocalOptions(device="cpu", deterministic=True))
-    base = subject.initial_model()
-    plain = trainer().run(order(), base, Cursor())
-    outcome = subject.run(order(evaluate=True), base, Cursor())
-    subject.evaluate(base)
-    assert len(task.seen) > 5
-    assert set(task.seen) == {(True, True, False)}
-    assert flags() == before
-    np.testing.assert_array_equal(outcome.update, plain.update)
-
-
-def test_an_operation_without_a_deterministic_form_is_named() -> None:
-    class Scattering(TwoClasses):
-        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-            torch.zeros(4).put_(torch.tensor([1, 1]), torch.ones(2))
-            return super().loss(model, batch)
-
-    before = flags()
-    subject = trainer(Scattering(), options=LocalOptions(device="cpu", deterministic=True))
-    with pytest.raises(ConfigError) as caught:
-        subject.run(order(), subject.initial_model(), Cursor())
-    assert caught.value.place == "local.deterministic"
-    assert "put_" in caught.value.problem
-    assert flags() == before
 
 
 def test_silos_of_different_precision_begin_with_the_same_model() -> None:

@@ -74,15 +74,6 @@ def test_a_saved_model_loads_with_torch_alone(tmp_path: Path) -> None:
     assert layout.names == tuple(module.state_dict())
 
 
-def test_every_silo_starts_from_the_same_model() -> None:
-    first, _ = initial_model(TwoClasses(), seed=7)
-    torch.rand(5)
-    again, _ = initial_model(TwoClasses(), seed=7)
-    other, _ = initial_model(TwoClasses(), seed=8)
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("place", [torch.contiguous_format, torch.channels_last])
 def test_tensors_of_any_type_and_order_are_set_from_what_nobody_may_write_to(

@@ -115,12 +115,12 @@ class PrivateTrainer(Trainer):
             return Evaluation(None, found.correct, found.samples)
         return found
 
-    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[Tensor]:
         assert self._settings is not None
         units = self.examples if self._rows_of is None else len(self._rows_of)
         rate = self._settings.rate(order.batch_size)
         for _ in range(order.max_steps):
-            yield torch.from_numpy(self._random.chosen(units, rate)), None
+            yield torch.from_numpy(self._random.chosen(units, rate))
 
     def _gradients(self, rows: Tensor) -> Tensor:
         """Set the parameters' gradients to the noisy mean over the units ``rows``; return the mean loss."""

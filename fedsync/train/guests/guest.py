@@ -30,7 +30,8 @@ from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest_code import own_code
 from fedsync.train.guests.guest_reply import tested, whole
-from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
+from fedsync.train.machine.device import resolve
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import BatchSizes, Pace
@@ -57,7 +58,7 @@ class GuestTrainer(LocalTrainer):
     """
 
     def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
-        device = open_device(options)
+        device = resolve(options.device)
         self._app = app
         self._silo = silo
         self._sizes = BatchSizes(silo.name)

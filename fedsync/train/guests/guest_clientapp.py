@@ -49,7 +49,8 @@ from fedsync.train.guests.guest_reply import (
     only,
     sums_of,
 )
-from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, open_device
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult
+from fedsync.train.machine.device import resolve
 from fedsync.train.module_parts import MOST_BYTES
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import BatchSizes, Pace
@@ -170,7 +171,7 @@ class ClientAppTrainer(LocalTrainer):
         folder: Path,
         run: PartPatterns = UNSAID,
     ) -> None:
-        device = open_device(options)
+        device = resolve(options.device)
         if not isinstance(app, ClientApp):
             raise ConfigError("task.app", f"it is a {type(app).__name__}, no ClientApp", "Name a ClientApp")
         if getattr(app, "_call", None) is not None:

@@ -6,7 +6,6 @@ This is the only file that distinguishes GPU and CPU.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
@@ -57,45 +56,6 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     finally:
         for each, state in zip(generators, before, strict=True):
             each.set_state(state)
-
-
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-
-
-def allow_determinism(device: torch.device) -> None:
-    """Set the fixed cuBLAS workspace that reproducible sums need; raises `ConfigError` if CUDA runs already."""
-    if device.type != "cuda" or _WORKSPACE in os.environ:
-        return
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        raise ConfigError(
-            "local.deterministic", "CUDA runs already", f"Set {_WORKSPACE}=:4096:8 in the silo's environment"
-        )
-    os.environ[_WORKSPACE] = ":4096:8"
-
-
-@contextmanager
-def deterministic(enabled: bool) -> Iterator[None]:
-    """Make torch use reproducible algorithms inside the block; restore the previous setting afterwards.
-
-    Raises `ConfigError` if the model needs an operation without a reproducible algorithm on this device.
-    """
-    if not enabled:
-        yield
-        return
-    cudnn = torch.backends.cudnn
-    before = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    except RuntimeError as error:
-        if "deterministic" not in str(error):
-            raise
-        problem = str(error).partition(". ")[0]
-        raise ConfigError("local.deterministic", problem, "Write false, or change the model") from error
-    finally:
-        torch.set_deterministic_debug_mode(before[0])
-        cudnn.deterministic, cudnn.benchmark = before[1:]
 
 
 def held_bytes(device: torch.device) -> int:
