@@ -37,7 +37,10 @@ def _fields_in(module: str) -> Mapping[str, dict[str, str]]:
 def _keys(owner: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for pair in pairwise(owner.body):
         match pair:
-            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(meaning))):
+            case (
+                ast.AnnAssign(target=ast.Name(id=key)) | ast.Assign(targets=[ast.Name(id=key)]),
+                ast.Expr(value=ast.Constant(value=str(meaning))),
+            ):
                 yield key, _one_line(meaning)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from fedsync.common.errors import ConfigError
+from fedsync.common.field_docs import meanings
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
@@ -160,10 +161,12 @@ class ShippedFile:
     """Class attribute whose value is the constructor of a shipped file, ``lb-bsp.yaml`` for the name ``lb_bsp``."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name.replace("_", "-")
+        self._owner, self._key = owner, name
 
     def __get__(self, instance: object, owner: type[Made]) -> Constructor[Made]:
-        return partial(owner._shipped, self._name)
+        made = partial(owner._shipped, self._key.replace("_", "-"))
+        made.__doc__ = meanings(self._owner)[self._key]  # for help()
+        return made
 
 
 class Shipped(OwnLoop):

@@ -34,6 +34,7 @@ def constructor(name: str) -> Callable[..., FedSync]:
 def test_a_constructor_without_options_is_its_file(name: str) -> None:
     found = constructor(name)(task=DIGITS).config
     assert found == StrategyConfig.load(name, ["task={kind: digits}"])
+    assert constructor(name).__doc__, "help() tells what it is"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
