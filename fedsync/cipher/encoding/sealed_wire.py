@@ -247,10 +247,7 @@ def decode(data: Buffer, expected: Expected) -> Envelope:
 def _signed(
     view: memoryview, size: int, end: int, head: Head, words: Words, digest: bytes | None, expected: Expected
 ) -> Envelope:
-    """Read the tag and the signature behind the payload, which begins at ``size`` and ends at ``end``.
-
-    With the ``digest`` of an update's payload, its member gets its digests, and the signature is checked.
-    """
+    """Read tag and signature behind a payload from ``size`` to ``end``; check the signature if it has a ``digest``."""
     check, tag, signature = FieldCheck(expected.sender), TAG.unpack_from(view, end), bytes(view[end + TAG.size :])
     if max(tag) >= head.form.modulus:
         check.fail("tag", "a number of the tag is not below its modulus")

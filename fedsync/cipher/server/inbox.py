@@ -200,9 +200,7 @@ class Inbox:
         return taken
 
     def _agree(self, taken: dict[str, Update], statement: Callable[[Update], tuple[int, bytes]], why: str) -> None:
-        """Keep the updates whose statement about a number is the most frequent one about this number; keep ties, too,
-        unless masks must be removed.
-        """
+        """Of statements on one number, keep the most frequent; keep ties, too, unless masks must be removed."""
         said = Counter(map(statement, taken.values()))
         most = {number: max(said[pair] for pair in said if pair[0] == number) for number, _ in said}
         usual = {pair for pair, count in said.items() if count == most[pair[0]]}
