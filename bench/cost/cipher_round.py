@@ -204,7 +204,7 @@ class _Round:
         """The message at the server."""
         keys = self._keys[silo]
         expected = self._expected(wire.Kind.UPDATE, keys.name, f"{keys.name}/1", keys.public.signing)
-        return wire.decode(message, expected, self._adder)
+        return wire.decode(message, expected)
 
     def tag(self, envelope: wire.Envelope) -> wire.Tag:
         """The tag of an update once more, in the portions in which it was sealed."""
@@ -224,7 +224,7 @@ class _Round:
 
     def read(self, message: bytes) -> wire.Envelope:
         """The sum's message at a silo."""
-        return wire.decode(message, self._expected(wire.Kind.AGGREGATE, "server"), self._adder)
+        return wire.decode(message, self._expected(wire.Kind.AGGREGATE, "server"))
 
     def check(self, envelope: wire.Envelope) -> Authentic:
         return self._authenticator.authenticate(envelope, "server")

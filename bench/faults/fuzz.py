@@ -152,7 +152,7 @@ class Targets:
 
     def server(self, data: bytes | bytearray) -> bool:
         """The server takes an update. True: it was the one that was sent."""
-        envelope = wire.decode(data, self._expected(wire.Kind.UPDATE, "silo/0"), self._adder)
+        envelope = wire.decode(data, self._expected(wire.Kind.UPDATE, "silo/0"))
         self._adder.add(self._total, envelope.words)
         return bool((envelope.words == self._envelopes[0].words).all())
 
@@ -161,7 +161,7 @@ class Targets:
         return bool((self._opened(data) == self._mean).all())
 
     def _opened(self, data: bytes | bytearray) -> np.ndarray:
-        envelope = wire.decode(data, self._expected(wire.Kind.AGGREGATE, None), self._adder)
+        envelope = wire.decode(data, self._expected(wire.Kind.AGGREGATE, None))
         spans = self._authenticator.authenticate(envelope, "server").spans()
         members = envelope.head.members
         slots = np.concatenate(list(open_portions(spans, members, self._pipeline, "server")))

@@ -128,9 +128,7 @@ def key_of(silo: str) -> bytes:
 def backed(
     counted: Mapping[str, int], update_ids: Collection[str], steps: float, weight: float
 ) -> tuple[dict[str, int], Backing]:
-    """Return the serial of each silo's last committed update after a commit of these updates, and the commit's backing;
-    ``counted`` has the serials before.
-    """
+    """Return the silos' last committed serials after a commit, ``counted`` before it, and the commit's backing."""
     after = {**counted, **dict(map(serial_of, update_ids))}
     return after, Backing(steps, weight, len(update_ids), len(after) - len(counted))
 

@@ -1,7 +1,4 @@
-"""Combiners that resist wrong updates of a few silos: median, trimmed mean and Krum, over the updates of a commit.
-
-The policies that choose them are in `fedsync.policies.aggregate.robust`, with sources.
-"""
+"""Combiners of `fedsync.policies.aggregate.robust`, which has the sources: median, trimmed mean and Krum."""
 
 from __future__ import annotations
 

@@ -135,9 +135,7 @@ class Authenticator:
         return self._padded(hashed, head)
 
     def authenticate(self, envelope: Envelope, sender: str) -> Authentic:
-        """Verify a whole sum before it is opened. Raise `ProtocolError` if its words are not the sum of the words that
-        the members in its head sealed.
-        """
+        """Verify a sum before it is opened; raise `ProtocolError` if its words are not what its members sealed."""
         head, hasher, reached = envelope.head, self.hasher(), list[Tag]()
         for span in _copies(envelope.words, self._form, sender):
             hasher.take(span)

@@ -69,7 +69,6 @@ class QuantizationGrid:
 
     @cached_property
     def _first_values(self) -> int:
-        """Values in chunk 0, behind the header."""
         return self.packing.count * (SLOTS - self.head)
 
     @cached_property
@@ -200,9 +199,7 @@ class QuantizationGrid:
             raise ValueError(f"{vector.dtype} {vector.shape}, the layout is float32 ({self.layout.size},)")
 
     def _groups(self) -> Iterator[tuple[int, int, int]]:
-        """Yield first chunk and (from, to) of the values, padding included, of each group that is processed together;
-        chunk 0 is alone.
-        """
+        """Yield first chunk and (from, to) of each group's values, padding included; chunk 0 is alone."""
         yield 0, 0, self._first_values
         per_chunk = self.packing.per_chunk
         for chunk in range(1, self.chunks, _GROUP):

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from fedsync.cipher.encoding.fields import FieldCheck, annex_digest, read_member, read_name, write_member, write_name
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import FINGERPRINT_BYTES, SIGNATURE_BYTES, is_signed, sign
-from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Adder, Form, Member, Words, check_additions
+from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Form, Member, Words, check_additions, words_fault
 from fedsync.model.chunked_arrays import pieces as array_pieces
 
 VERSION = 4
@@ -225,11 +225,10 @@ def read_slip(data: Buffer, expected: Expected) -> Envelope:
     return _signed(view, size, size + DIGEST_BYTES, head, no_words, digest, expected)
 
 
-def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Envelope:
+def decode(data: Buffer, expected: Expected) -> Envelope:
     """Read a message after every check that needs no secret. The member of an update gets its digests.
 
-    ``data`` must not change while the envelope is in use. Passing an ``adder`` of the suite saves making a new one.
-    Raise `ProtocolError` at the first failed check.
+    ``data`` must not change while the envelope is in use. Raise `ProtocolError` at the first failed check.
     """
     view = np.frombuffer(data, np.uint8).data
     head, size = _read_head(view, expected, expected.chunks * expected.form.chunk_bytes)
@@ -238,7 +237,7 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
     native = words.astype(np.uint64, copy=False)
     hashed = hashlib.sha256() if head.kind is Kind.UPDATE else None
-    fault = (adder or Adder(head.form)).fault(native, expected.sender, hashed)
+    fault = words_fault(native, head.form, expected.sender, hashed)
     envelope = _signed(view, size, end, head, native, None if hashed is None else hashed.digest(), expected)
     if fault is not None:
         raise fault
@@ -248,10 +247,7 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
 def _signed(
     view: memoryview, size: int, end: int, head: Head, words: Words, digest: bytes | None, expected: Expected
 ) -> Envelope:
-    """Read the tag and the signature behind the payload, which begins at ``size`` and ends at ``end``.
-
-    With the ``digest`` of an update's payload, its member gets its digests, and the signature is checked.
-    """
+    """Read tag and signature behind a payload from ``size`` to ``end``; check the signature if it has a ``digest``."""
     check, tag, signature = FieldCheck(expected.sender), TAG.unpack_from(view, end), bytes(view[end + TAG.size :])
     if max(tag) >= head.form.modulus:
         check.fail("tag", "a number of the tag is not below its modulus")

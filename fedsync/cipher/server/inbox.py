@@ -16,7 +16,6 @@ from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.masked_work import WorkDone, most_comparable
 from fedsync.cipher.masking.unmask import Attempts
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.suites.suite import Adder
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
 from fedsync.core.state import Names, fill, named
@@ -67,8 +66,8 @@ class _Ordered:
 class Inbox:
     """Checks and store of ordered updates."""
 
-    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder, files: ArrayKeeper) -> None:
-        self._plan, self._keys, self._adder, self._files = plan, keys, adder, files
+    def __init__(self, plan: EncryptionPlan, keys: ServerKeys, files: ArrayKeeper) -> None:
+        self._plan, self._keys, self._files = plan, keys, files
         self._attempts = Attempts()
         self._ordered: dict[str, _Ordered] = {}
         self._pending: dict[str, Update] = {}
@@ -113,7 +112,7 @@ class Inbox:
         payload = self._files.keep(payload)
         from fedsync.extras.relays import sealed_sum
 
-        found = sealed_sum.read(payload, relay, expected, self._plan.clear_values, self._adder)
+        found = sealed_sum.read(payload, relay, expected, self._plan.clear_values)
         self._check_nonces(relay, found.envelope)
         masks: Masks | None = None
         if self._plan.masked:
@@ -158,7 +157,7 @@ class Inbox:
     def _read(self, silo: str, update_id: str, ordered: _Ordered, message: Payload, chunks: int) -> wire.Envelope:
         if message.dtype != np.uint8 or message.ndim != 1:
             raise ProtocolError(silo, "sealed message", f"{message.dtype} {message.shape} instead of bytes")
-        return wire.decode(message.data, self._expected(silo, update_id, ordered, chunks), self._adder)
+        return wire.decode(message.data, self._expected(silo, update_id, ordered, chunks))
 
     def _expected(self, silo: str, update_id: str, ordered: _Ordered, chunks: int) -> wire.Expected:
         plan, keys = self._plan, self._keys
@@ -201,9 +200,7 @@ class Inbox:
         return taken
 
     def _agree(self, taken: dict[str, Update], statement: Callable[[Update], tuple[int, bytes]], why: str) -> None:
-        """Keep the updates whose statement about a number is the most frequent one about this number; keep ties, too,
-        unless masks must be removed.
-        """
+        """Of statements on one number, keep the most frequent; keep ties, too, unless masks must be removed."""
         said = Counter(map(statement, taken.values()))
         most = {number: max(said[pair] for pair in said if pair[0] == number) for number, _ in said}
         usual = {pair for pair, count in said.items() if count == most[pair[0]]}

@@ -93,7 +93,7 @@ class EncryptedAggregator:
     ) -> None:
         self._plan, self._keys, self._adder, self._evidence = plan, keys, Adder(plan.form), evidence
         self._files = ArrayKeeper(folder)
-        self._inbox = Inbox(plan, keys, self._adder, self._files)
+        self._inbox = Inbox(plan, keys, self._files)
         self._chain = Chain()
         self._held: dict[str, int] = {}
         self._snapshots = Snapshots(attesters(len(keys.senders)))

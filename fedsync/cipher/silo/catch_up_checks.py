@@ -32,10 +32,7 @@ from fedsync.model.layout import Vector, as_bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadEntry:
-    """Additions of one version, with C (``content``), one authenticated sum per grid, and float32 [clear values].
-
-    ``members`` are those of all sums.
-    """
+    """Additions of one version: C (``content``), one sum per grid, float32 [clear values], and all sums' members."""
 
     version: int
     content: bytes

@@ -178,8 +178,7 @@ class EncryptedReplica:
         votes = self._plan.first_exponents
         if self._plan.noise is None:
             update, steps, samples = self._measure()
-            sealed, factor = self._plan.divide(update)[0], self._factor(steps, samples)
-            votes = needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
+            votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.header))
@@ -201,7 +200,7 @@ class EncryptedReplica:
         weight = weighting.weight(self._examples, report.samples, report.precision)
         factor = self._factor(report.steps, report.samples, report.precision)
         sealed, clear = plan.divide(update)
-        votes = needed_exponents(sealed, plan.sealed, factor, plan.bits) if plan.noise is None else plan.first_exponents
+        votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
         progress = weighting.progress(report.steps)
         own = Contribution(weight, votes, progress, *self._figures(order, report))
         header = tally.build(own, plan.cap, plan.header)
@@ -287,6 +286,9 @@ class EncryptedReplica:
             problem = f"{weight} samples, at most {plan.cap} can be sealed"
             raise ConfigError("aggregation.weight", problem, "Weigh by silo")
         return weight / plan.cap / plan.weighting.progress(steps)
+
+    def _needed(self, sealed: Vector, factor: float) -> tuple[int, ...]:
+        return needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
 
     def _head(
         self, member: Member, grid: QuantizationGrid, chunks: int, attempt: int = 0, annex: bytes = b""

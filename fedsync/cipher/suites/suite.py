@@ -139,8 +139,23 @@ def check_words(words: Words, form: Form, sender: str, number: int = 0) -> None:
             raise ProtocolError(sender, "words", detail)
 
 
+def words_fault(words: Words, form: Form, sender: str, hashed: Hash | None = None) -> ProtocolError | None:
+    """First error of `check_words` in words that may lie in a file; reads them once, and feeds ``hashed``."""
+    found: ProtocolError | None = None
+    for start, stop in spans(len(words), form.chunk_bytes):
+        span = words[start:stop]
+        if hashed is not None:
+            hashed.update(np.ascontiguousarray(span, dtype="<u8").data.cast("B"))
+        try:
+            check_words(span, form, sender, start)
+        except ProtocolError as error:
+            found = found or error
+        give_back(words)
+    return found
+
+
 class Adder:
-    """Server's half of every suite: checks and adds without a secret. For one thread at a time."""
+    """Server's half of every suite: adds without a secret. For one thread at a time."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
@@ -149,20 +164,6 @@ class Adder:
         self._carried = np.uint64(2**64 % form.modulus if form.modulus > 2**63 else 0)
         self._spare = np.empty((_GROUP, form.words), dtype=np.uint64)
         self._carry = np.empty((_GROUP, form.words), dtype=np.bool_)
-
-    def fault(self, words: Words, sender: str, hashed: Hash | None = None) -> ProtocolError | None:
-        """First error of `check_words` in words that may lie in a file; reads them once, and feeds ``hashed``."""
-        found: ProtocolError | None = None
-        for start, stop in spans(len(words), self.form.chunk_bytes):
-            span = words[start:stop]
-            if hashed is not None:
-                hashed.update(np.ascontiguousarray(span, dtype="<u8").data.cast("B"))
-            try:
-                check_words(span, self.form, sender, start)
-            except ProtocolError as error:
-                found = found or error
-            give_back(words)
-        return found
 
     def add(self, total: Words, words: Words) -> None:
         """Add ``words`` to ``total`` in place; both must have passed `check_words`. The caller counts the summands."""

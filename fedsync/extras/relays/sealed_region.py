@@ -80,7 +80,7 @@ class SealedRegion:
             None, plan.chunks, update_id, public,
         )  # fmt: skip
         update = self._files.keep(update)
-        envelope = wire.decode(update[:cut].data, expected, self._adder)
+        envelope = wire.decode(update[:cut].data, expected)
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
             raise ProtocolError(silo, "finite", "values in the clear are not finite")

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.integrity import added
-from fedsync.cipher.suites.suite import Adder, Words, check_additions
+from fedsync.cipher.suites.suite import Words, check_additions, words_fault
 from fedsync.common.errors import ProtocolError
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
@@ -56,7 +56,7 @@ def parts(envelopes: Sequence[wire.Envelope], words: Iterable[Words], clear: Vec
     yield clear.astype("<f4", copy=False).tobytes()
 
 
-def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_values: int, adder: Adder) -> SealedSum:
+def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_values: int) -> SealedSum:
     """Read a region's sum after every check that needs no secret; raise `ProtocolError` at the first failed check.
 
     Args:
@@ -83,7 +83,7 @@ def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_
         slips.append(wire.read_slip(payload[at : at + length], wanted))
         at += length + -length % _ALIGN
     envelope = _aggregate(slips, payload[at : at + size], relay)
-    fault = adder.fault(envelope.words, relay)
+    fault = words_fault(envelope.words, form, relay)
     if fault is not None:
         raise fault
     clear = np.frombuffer(payload[at + size :].tobytes(), dtype="<f4").astype(np.float32, copy=False)
