@@ -8,8 +8,9 @@ ledger are real, with random numbers of the operating system. The share of right
 95 % confidence: from one run with many canaries (Steinke, Nasr and Jagielski 2023), or from many runs with one canary.
 
 The bound must be below the ledger's epsilon. Breakages are those of `bench/faults/breakages/privacy.py`, made in this
-process: an opponent notices one if the bound exceeds the ledger's epsilon. Three of the twelve change no figure that a
-silo computes (they concern the ledger after a crash or with an older file), so no opponent here can see them.
+process: an opponent notices one if the bound exceeds the ledger's epsilon. Nine of them change a figure that a silo
+sends under ``dp-sgd``. The others concern the ledger after a crash or with an older file, or noise on whole updates: no
+opponent here can see them, and tests notice them.
 
 ``--shadows`` trains models on random halves of a small data set, with privacy and without, and finds each model's half
 by the losses of the others (likelihood ratio; Carlini et al. 2022, arXiv:2112.03570).

@@ -20,7 +20,7 @@ from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
-from fedsync.silo.owner.privacy_guard import ledger_of
+from fedsync.silo.owner.privacy_guard import PrivacyGuard, ledger_of
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
 from fedsync.silo.protocol import STATE, Identity
 from fedsync.silo.session.session import SiloSession
@@ -401,6 +401,17 @@ def test_without_an_owner_s_budget_a_target_holds_over_restarts(folder: Path) ->
         subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None), folder=folder / "run")
         subject.train(replace(ORDER, update_id=f"a/{orders}"), subject.initial_model())
         assert guard_of(subject).ledgers[-1].spent.total() == 3 * orders
+
+
+def test_a_server_that_numbers_its_orders_as_it_likes_has_no_longer_run_planned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise for a billion orders takes hours to find, while the trainer answers nothing."""
+    subject, planned = guard(folder, BUDGET), list[int]()
+    monkeypatch.setattr(PrivacyGuard, "aim", lambda self, batch_size, steps, orders: planned.append(orders))
+    for number in (-(10**9), 0, 1, 4, 10, 11, 10**9):
+        subject.allow(replace(ORDER, round=number))
+    assert planned == [10, 10, 10, 7, 1, 1, 1]
 
 
 def test_a_spent_budget_begins_no_run_with_a_target(folder: Path) -> None:

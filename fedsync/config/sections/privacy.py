@@ -32,7 +32,8 @@ class BudgetConfig(Section):
     (``privacy.kind: silo-noise``)."""
 
     person_column: str | None = None
-    """Column that names the person of a row, for ``unit: person``. The run's task must not use it (``task.ignore``)."""
+    """Column that names the person of a row, for ``unit: person``. The run's task must not use it (``task.ignore``). A
+    row without a name counts as a person of its own."""
 
     least_noise: Noise = 0.5
     """Smallest noise multiplier that a run may use."""

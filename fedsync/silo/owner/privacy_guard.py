@@ -84,7 +84,8 @@ class PrivacyGuard(SessionExtension):
             problem = f"a {order.subject} model would be trained without privacy, and a budget guards the data"
             raise OwnerRefusal("evaluation.cross_site", problem, "Leave cross_site out")
         if not order.scores_only:
-            self.aim(order.batch_size, order.max_steps, max(self.rounds - order.round + 1, 1))
+            left = min(max(self.rounds - order.round + 1, 1), self.rounds)  # a server may number its orders as it likes
+            self.aim(order.batch_size, order.max_steps, left)
 
         def fit(steps: int) -> bool:
             return all(ledger.allows(self._asked(order, steps)) for ledger in self.ledgers)
