@@ -22,9 +22,9 @@ from scipy.stats import beta
 from bench.common import print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.tuning.records import RunRecord, read_record, seconds_a_round
+from fedsync.extras.tuning.twin import Interval, Twin
 from fedsync.ops.local import run_local
-from fedsync.simulation.twin.records import RunRecord, read_record, seconds_a_round
-from fedsync.simulation.twin.twin import Interval, Twin
 
 FEWEST_ROUNDS = 3
 

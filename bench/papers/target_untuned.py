@@ -26,8 +26,8 @@ from bench.common import bar, beside, figure, in_parallel, markdown_table, print
 from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.tuning.search import shipped
 from fedsync.observe.ledger import Ledger
-from fedsync.simulation.twin.search import shipped
 
 CLUSTERS = ("homogeneous", "one-to-three", "contention")
 REFERENCE = "fedavg"

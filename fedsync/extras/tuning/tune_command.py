@@ -16,9 +16,9 @@ from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fedsync.simulation.twin.fit import SiloFit
-    from fedsync.simulation.twin.search import Candidate, Ranked
-    from fedsync.simulation.twin.twin import Predicted, Twin
+    from fedsync.extras.tuning.fit import SiloFit
+    from fedsync.extras.tuning.search import Candidate, Ranked
+    from fedsync.extras.tuning.twin import Predicted, Twin
 
 
 def tune(
@@ -50,9 +50,9 @@ def tune(
     Without --target, nothing is trained: candidates are ranked by samples per second.
     """
     from fedsync.config.strategy import StrategyConfig
-    from fedsync.simulation.twin import search
-    from fedsync.simulation.twin.records import read_record
-    from fedsync.simulation.twin.twin import MapPlace, Twin
+    from fedsync.extras.tuning import search
+    from fedsync.extras.tuning.records import read_record
+    from fedsync.extras.tuning.twin import MapPlace, Twin
 
     for path, option in ((apply, "--apply"), (silos, "--silos")):
         if path is not None:
@@ -92,7 +92,7 @@ def _rank(
     twin: Twin, field: Sequence[Candidate], target: float | None, watch: Callable[[str], None]
 ) -> tuple[list[Ranked], str]:
     """Return the candidates, the best first, and the reason if the ranking differs from the requested ranking."""
-    from fedsync.simulation.twin.search import by_throughput, by_time_to
+    from fedsync.extras.tuning.search import by_throughput, by_time_to
 
     if target is None:
         return by_throughput(twin, field, watch), ""

@@ -24,7 +24,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.config.sections.evaluation import StopConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.simulation.twin.twin import MOST_ROUNDS, Interval, Predicted, Twin
+from fedsync.extras.tuning.twin import MOST_ROUNDS, Interval, Predicted, Twin
 
 KEEP = 3
 """Reduction factor: one of ``KEEP`` candidates continues, with ``KEEP`` times the time."""

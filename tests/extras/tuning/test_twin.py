@@ -19,12 +19,12 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import read_journal
 from fedsync.core.orders import Window
+from fedsync.extras.tuning.fit import SiloFit, fit_silos
+from fedsync.extras.tuning.records import read_record, seconds_a_round
+from fedsync.extras.tuning.twin import Interval, MapPlace, Twin, write_trace
 from fedsync.observe.replay import read_ledger
 from fedsync.simulation.machine import Machine
 from fedsync.simulation.timing_only import run_timing
-from fedsync.simulation.twin.fit import SiloFit, fit_silos
-from fedsync.simulation.twin.records import read_record, seconds_a_round
-from fedsync.simulation.twin.twin import Interval, MapPlace, Twin, write_trace
 from tests.simulation.fake import machines
 
 
@@ -313,7 +313,7 @@ def test_what_is_no_journal_gives_one_line(tmp_path: Path, break_it: Callable[[s
 
 @pytest.mark.slow
 def test_the_block_of_the_page_runs_and_a_broken_journal_is_one_line(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "tune.md").read_text()
     commands = [line.split()[2:] for line in page.splitlines() if re.match(r"\$ fedsync .*runs/mine", line)]
     assert [command[0] for command in commands] == ["run", "tune"]
 

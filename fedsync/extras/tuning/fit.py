@@ -4,7 +4,7 @@
 |---|---|
 | speed, curve | seconds a step by batch size; affine if the sizes differ enough |
 | jitter | variation of single steps, after removal of curve and load |
-| contention, trace | step times that stay high or low for a while (`fedsync.simulation.twin.fit`) |
+| contention, trace | step times that stay high or low for a while (`fedsync.extras.tuning.fit`) |
 | overhead | duration of an order minus its steps; the first order is left out, because it includes loading |
 | bandwidth, latency | transfers that silos report; the latency only if sizes differ |
 | crashes | durations of presence and absence |
@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import SiloConfig
 from fedsync.core.speed.curve import Curve
+from fedsync.extras.tuning.records import TRANSFER, RunRecord, SiloRecord, Stretch
 from fedsync.simulation.machine import MOST_FACTOR, Piece
-from fedsync.simulation.twin.records import TRANSFER, RunRecord, SiloRecord, Stretch
 
 Floats = NDArray[np.float64]
 

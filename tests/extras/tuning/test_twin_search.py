@@ -9,10 +9,8 @@ import yaml
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.simulation.run import run_virtual
-from fedsync.simulation.timing_only import run_timing
-from fedsync.simulation.twin.records import read_record
-from fedsync.simulation.twin.search import (
+from fedsync.extras.tuning.records import read_record
+from fedsync.extras.tuning.search import (
     FINAL_DRAWS,
     FINALISTS,
     Candidate,
@@ -23,7 +21,9 @@ from fedsync.simulation.twin.search import (
     shipped,
     strategy_file,
 )
-from fedsync.simulation.twin.twin import Twin
+from fedsync.extras.tuning.twin import Twin
+from fedsync.simulation.run import run_virtual
+from fedsync.simulation.timing_only import run_timing
 from tests.simulation.fake import machines
 
 

@@ -24,11 +24,11 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig, CrashesConfig, MarkovConfig, SiloConfig
 from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.tuning.fit import SiloFit, fit_silos
+from fedsync.extras.tuning.records import RunRecord, seconds_a_round
 from fedsync.observe.ledger import Ledger
 from fedsync.simulation.machine import Piece
 from fedsync.simulation.timing_only import run_timing
-from fedsync.simulation.twin.fit import SiloFit, fit_silos
-from fedsync.simulation.twin.records import RunRecord, seconds_a_round
 
 DRAWS = 10
 """Number of replays of a strategy."""
