@@ -1,6 +1,6 @@
 """Shared code of the benches: a second process, tables, JSON, and figures that are also readable in greyscale.
 
-Series look as in reports, see `fedsync.observe.report.style`.
+Series look as in reports, see `fedsync.extras.report.style`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedsync.observe.report.style import GRID, MARKERS, SERIES, bars, series
+from fedsync.extras.report.style import GRID, MARKERS, SERIES, bars, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

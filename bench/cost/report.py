@@ -17,8 +17,8 @@ from bench.browser import Browser, find
 from bench.common import print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.observe.report.data import read_runs
-from fedsync.observe.report.report_page import page
+from fedsync.extras.report.data import read_runs
+from fedsync.extras.report.report_page import page
 from fedsync.simulation.run import run_virtual
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from bench.common import beside, figure, in_parallel, line, print_table, save, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.observe.report.style import COLOURS, HATCHES
+from fedsync.extras.report.style import COLOURS, HATCHES
 
 EXAMPLES = 180
 """Training digits of a silo: 1,437 over 8."""

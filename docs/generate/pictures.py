@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.observe.report.data import RunData, read_run
-from fedsync.observe.report.drawing.timeline import timeline
-from fedsync.observe.report.style import COLOURS, INK, PAPER, to_svg
+from fedsync.extras.report.data import RunData, read_run
+from fedsync.extras.report.drawing.timeline import timeline
+from fedsync.extras.report.style import COLOURS, INK, PAPER, to_svg
 from fedsync.simulation.timing_only import run_timing
 
 HERE = Path(__file__).parent

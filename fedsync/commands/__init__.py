@@ -6,8 +6,8 @@ import typer
 
 from fedsync.commands import certs, keys, server, silo
 from fedsync.commands.doctor import doctor
-from fedsync.commands.report import report, statistics, watch
 from fedsync.commands.validate import schema, validate
+from fedsync.commands.watch import statistics, watch
 
 GROUPS = {"certs": certs, "keys": keys, "server": server, "silo": silo}
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     from fedsync.extras.new_project.new_command import new
     from fedsync.extras.page import steer_commands
     from fedsync.extras.page.page_command import page
+    from fedsync.extras.report.report_command import report
     from fedsync.extras.survival.survival_command import survival
     from fedsync.extras.tracing.trace_commands import consent, disclose, trace
     from fedsync.extras.tuning.tune_command import tune

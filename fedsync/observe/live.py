@@ -18,9 +18,16 @@ from fedsync.core.journal import JournalEntry
 from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.lost_silos import MOST_NAMED
-from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.rounds import EndedOrder
-from fedsync.observe.run_state import NO_RUN, before_its_beginning, is_cut_off, way_on, why_failed
+from fedsync.observe.run_state import (
+    NO_RUN,
+    before_its_beginning,
+    is_cut_off,
+    natural,
+    read_summary,
+    way_on,
+    why_failed,
+)
 from fedsync.observe.steered import SteeredRun
 from fedsync.observe.tables import new_table, silo_table
 from fedsync.observe.tail import Tail
@@ -175,7 +182,7 @@ def watch(
     """Show a run until it has ended; `ConfigError` without a run, `FedSyncError` for a damaged journal."""
     journal, summary = folder / "journal.jsonl", folder / "summary.json"
     if not journal.is_file():
-        done = read_summary(summary)
+        done = read_summary(folder)
         if done is None:
             if before_its_beginning(folder) is None:
                 raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")

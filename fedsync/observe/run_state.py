@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,13 @@ def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not set(keys) <= value.keys():
         raise ConfigError(str(path), "not what a run writes", "Name the folder of a run, or run it again")
     return value
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Read the summary of a run that has ended; None without the file, `ConfigError` for other content."""
+    return read_object(folder / SUMMARY, "silos", "strategy")
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a sort key under which ``silo-2`` comes before ``silo-10``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]

@@ -21,10 +21,10 @@ from fedsync.cli import _say
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, ProtocolError, RunError
 from fedsync.config.silo_start import LogsConfig
+from fedsync.extras.report.card import plain
+from fedsync.extras.report.report_page import templates
 from fedsync.flower import hub_transport
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.report.card import plain
-from fedsync.observe.report.report_page import templates
 from fedsync.observe.terminal import Terminal, WordsColumn, say, words
 from fedsync.ops.supervisor import LoggedProcess, Program
 

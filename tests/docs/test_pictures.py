@@ -6,7 +6,7 @@ from pathlib import Path
 import pictures
 import pytest
 
-from fedsync.observe.report.data import read_run
+from fedsync.extras.report.data import read_run
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,9 @@ from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.extras.page.run_view import RunView
+from fedsync.extras.report.card import model_card
+from fedsync.extras.report.data import read_run
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.report.card import model_card
-from fedsync.observe.report.data import read_run
 from fedsync.observe.terminal import Terminal
 from fedsync.simulation.run import run_virtual
 from tests.simulation.lost import CLIENT_APP, SILO_APP, SILOS, run, strategy

@@ -7,7 +7,7 @@ import pytest
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.observe.report.data import read_run
+from fedsync.extras.report.data import read_run
 from fedsync.simulation.run import run_virtual
 from fedsync.train.weights import say_rounded
 

@@ -14,13 +14,12 @@ from typing import Any
 from fedsync.core.actions import Commit, Note, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.extras.report.style import thin
 from fedsync.observe.absences import WAITING, pieces
 from fedsync.observe.live import LiveRun
 from fedsync.observe.lost_silos import MOST_NAMED
-from fedsync.observe.report.data import natural
-from fedsync.observe.report.style import thin
 from fedsync.observe.rounds import EndedOrder
-from fedsync.observe.run_state import SUMMARY, before_its_beginning, is_cut_off, way_on
+from fedsync.observe.run_state import SUMMARY, before_its_beginning, is_cut_off, natural, way_on
 from fedsync.observe.tail import Tail
 
 MOST_SILOS, MOST_SPANS, MOST_POINTS, MOST_DECISIONS, MOST_COMMITS = 200, 24, 300, 40, 200

@@ -14,9 +14,9 @@ from pathlib import Path
 from rich.table import Table
 
 from fedsync.extras.exporters.csv_exporter import without_formulas
-from fedsync.observe.report import seeds
-from fedsync.observe.report.card import CARD, markdown, model_card, plain, result_rows
-from fedsync.observe.report.data import RunData, read_runs
+from fedsync.extras.papers import seeds
+from fedsync.extras.report.card import CARD, markdown, model_card, plain, result_rows
+from fedsync.extras.report.data import RunData, read_runs
 
 _LATEX = str.maketrans(
     {letter: rf"\{letter}" for letter in "&%$#_{}"}

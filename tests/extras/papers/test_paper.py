@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.extras.papers.paper import comma_separated, latex, result_files
-from tests.observe.test_model_card import EVIL, told
+from tests.extras.report.test_model_card import EVIL, told
 
 
 def test_the_table_for_a_paper(tmp_path: Path) -> None:

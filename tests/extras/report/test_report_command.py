@@ -1,4 +1,4 @@
-"""``fedsync report``, ``fedsync watch`` and ``fedsync export`` on the folder of a run."""
+"""``fedsync report``, and what shows a run in the terminal or as tables, on the folder of a run."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_a_report_lies_in_the_folder_of_its_run(tmp_path: Path) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page without figures, which take seconds."""
-    monkeypatch.setattr("fedsync.observe.report.report_page.page", lambda runs: " and ".join(run.label for run in runs))
+    monkeypatch.setattr("fedsync.extras.report.report_page.page", lambda runs: " and ".join(run.label for run in runs))
 
 
 @pytest.mark.usefixtures("quick")

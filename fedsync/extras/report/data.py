@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,13 @@ from fedsync.core.actions import Dispatch
 from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
+from fedsync.extras.report.read_results import read_results
+from fedsync.extras.report.results import Results
 from fedsync.observe.absences import Absences, Span
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality.evaluations import metrics_of
-from fedsync.observe.report.read_results import read_results
-from fedsync.observe.report.results import Results
 from fedsync.observe.rounds import EndedOrder, RoundPoint
-from fedsync.observe.run_state import NO_RUN, read_object
+from fedsync.observe.run_state import NO_RUN, natural, read_summary
 from fedsync.observe.tail import Tail
 
 
@@ -95,7 +94,7 @@ def read_run(folder: Path) -> RunData:
         ConfigError: the folder has no run.
         FedSyncError: a file is damaged; the message names the line.
     """
-    summary = read_summary(folder / "summary.json")
+    summary = read_summary(folder)
     run = _read_books(folder, summary)
     return replace(run, results=read_results(folder, summary, run.settings))
 
@@ -198,12 +197,3 @@ class _Books:
             0.0 if report is None else min(report.compute_s, ended.end_s - ended.begin_s),
         )
         self._spans.append(span)
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key under which ``silo-2`` comes before ``silo-10``."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
-
-
-def read_summary(path: Path) -> dict[str, Any] | None:
-    return read_object(path, "silos", "strategy")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.extras.papers import seeds
 from fedsync.extras.papers.paper import files_beside
-from fedsync.observe.report import seeds
-from fedsync.observe.report.data import RunData, read_run
-from fedsync.observe.report.results import Estimate, Findings, Results
+from fedsync.extras.report.data import RunData, read_run
+from fedsync.extras.report.results import Estimate, Findings, Results
 from fedsync.observe.terminal import Terminal
 from tests.extras.papers.test_paper import check_latex
 from tests.observe.evaluations import METRICS, add_results

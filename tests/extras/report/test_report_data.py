@@ -8,7 +8,8 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
 from fedsync.core.journal import FORMAT
-from fedsync.observe.report.data import natural, read_run, read_runs
+from fedsync.extras.report.data import read_run, read_runs
+from fedsync.observe.run_state import natural
 from tests.observe.runs import two_silos
 from tests.simulation.fake import machines, simulate, spoil, strategy
 

@@ -24,8 +24,7 @@ from pydantic import ValidationError
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.survey.findings import STATISTICS
-from fedsync.observe.quality.evaluations import CROSS_SITE
-from fedsync.observe.report.results import (
+from fedsync.extras.report.results import (
     SUBJECTS,
     CrossSiteTable,
     Estimate,
@@ -35,6 +34,7 @@ from fedsync.observe.report.results import (
     RoundNumbers,
     numbers_of,
 )
+from fedsync.observe.quality.evaluations import CROSS_SITE
 from fedsync.observe.run_state import read_object
 
 

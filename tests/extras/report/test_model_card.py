@@ -9,9 +9,9 @@ import pytest
 from fedsync import __version__
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
-from fedsync.observe.report.card import markdown, model_card, plain
-from fedsync.observe.report.data import RunData, read_run
-from fedsync.observe.report.report_page import page
+from fedsync.extras.report.card import markdown, model_card, plain
+from fedsync.extras.report.data import RunData, read_run
+from fedsync.extras.report.report_page import page
 from tests.commands.call import call
 from tests.observe.evaluations import add_results
 from tests.observe.runs import two_silos

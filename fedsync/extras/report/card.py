@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from fedsync import __version__
 from fedsync.common.foreign import escape
-from fedsync.observe.report.data import RunData
-from fedsync.observe.report.results import HEAD, Findings, distinct, fairness, number
+from fedsync.extras.report.data import RunData
+from fedsync.extras.report.results import HEAD, Findings, distinct, fairness, number
 
 CARD = "model-card.md"
 
@@ -30,7 +30,7 @@ _ABSOLUTE = re.compile(r"""(?<![\w/.:])(?:~|[A-Za-z]:)?[/\\][^\s,;:'"()]+""")
 
 def model_card(run: RunData) -> str:
     templates = Environment(
-        loader=PackageLoader("fedsync.observe", "report"),
+        loader=PackageLoader("fedsync.extras", "report"),
         finalize=lambda value: value if isinstance(value, Markup) else plain(str(value)),
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedsync.observe.report.data import RunData, natural
-from fedsync.observe.report.style import (
+from fedsync.extras.report.data import RunData
+from fedsync.extras.report.style import (
     INK,
     PAPER,
     SERIES,
@@ -18,6 +18,7 @@ from fedsync.observe.report.style import (
     name_of,
     thin,
 )
+from fedsync.observe.run_state import natural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

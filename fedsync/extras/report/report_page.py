@@ -17,10 +17,10 @@ from markupsafe import Markup
 
 from fedsync import __version__
 from fedsync.common.foreign import escape
-from fedsync.observe.report.data import RunData
-from fedsync.observe.report.drawing import draw, draw_results
-from fedsync.observe.report.drawing.timeline import timeline
-from fedsync.observe.report.results import (
+from fedsync.extras.report.data import RunData
+from fedsync.extras.report.drawing import draw, draw_results
+from fedsync.extras.report.drawing.timeline import timeline
+from fedsync.extras.report.results import (
     HEAD,
     CrossSiteTable,
     Estimate,
@@ -33,7 +33,7 @@ from fedsync.observe.report.results import (
     short,
     title_of,
 )
-from fedsync.observe.report.style import Picture, inline, thin, to_svg
+from fedsync.extras.report.style import Picture, inline, thin, to_svg
 
 _SECTIONS = {
     "summary": "Summary",
@@ -136,7 +136,7 @@ def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
 @cache
 def templates() -> Environment:
     made = Environment(
-        loader=PackageLoader("fedsync.observe", "report"),
+        loader=PackageLoader("fedsync.extras", "report"),
         autoescape=True,
         finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
         undefined=StrictUndefined,

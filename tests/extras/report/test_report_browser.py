@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsync.observe.report.data import read_runs
-from fedsync.observe.report.report_page import page
+from fedsync.extras.report.data import read_runs
+from fedsync.extras.report.report_page import page
 from tests.observe.runs import two_silos
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages whose figures are made and not drawn, which takes a second: for tests of words and sections."""
-    monkeypatch.setattr("fedsync.observe.report.report_page.to_svg", lambda figure: '<svg viewBox="0 0 1 1"></svg>')
+    monkeypatch.setattr("fedsync.extras.report.report_page.to_svg", lambda figure: '<svg viewBox="0 0 1 1"></svg>')

@@ -10,16 +10,16 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
-from fedsync.observe.report.card import result_rows
-from fedsync.observe.report.data import OrderSpan, RunData, read_run
-from fedsync.observe.report.drawing.draw_results import over_rounds
-from fedsync.observe.report.read_results import read_results
-from fedsync.observe.report.report_page import MEANINGS, page, section
-from fedsync.observe.report.results import Estimate, Findings, RoundNumbers, fairness
+from fedsync.extras.report.card import result_rows
+from fedsync.extras.report.data import OrderSpan, RunData, read_run
+from fedsync.extras.report.drawing.draw_results import over_rounds
+from fedsync.extras.report.read_results import read_results
+from fedsync.extras.report.report_page import MEANINGS, page, section
+from fedsync.extras.report.results import Estimate, Findings, RoundNumbers, fairness
 from fedsync.observe.rounds import RoundPoint
+from tests.extras.report.test_report_page import Reader
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
-from tests.observe.test_report_page import Reader
 
 EVIL = '</style><script>alert("x")</script><img src=x onerror=y>$mathdefault$&|`'
 SECTIONS = {"results", "cross-site", "curves", "learning"}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.observe.report.data import OrderSpan, RunData, read_run, read_runs
-from fedsync.observe.report.drawing import draw
-from fedsync.observe.report.drawing.timeline import timeline
-from fedsync.observe.report.report_page import page
-from fedsync.observe.report.results import amount
-from fedsync.observe.report.style import COLOURS, GRID, HATCHES, INK, PAPER, inline, series, thin, to_svg
+from fedsync.extras.report.data import OrderSpan, RunData, read_run, read_runs
+from fedsync.extras.report.drawing import draw
+from fedsync.extras.report.drawing.timeline import timeline
+from fedsync.extras.report.report_page import page
+from fedsync.extras.report.results import amount
+from fedsync.extras.report.style import COLOURS, GRID, HATCHES, INK, PAPER, inline, series, thin, to_svg
 from fedsync.observe.rounds import RoundPoint
 from tests.observe.runs import two_silos
 

@@ -4,7 +4,7 @@ from math import sqrt
 
 import pytest
 
-from fedsync.observe.quality.paired import PairedTest, SeedMean, corrected, paired
+from fedsync.extras.papers.paired import PairedTest, SeedMean, corrected, paired
 
 
 def test_the_interval_of_a_mean_is_students() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
-from fedsync.observe.quality.paired import PairedTest, SeedMean, corrected, paired
-from fedsync.observe.report.data import RunData
-from fedsync.observe.report.results import SUBJECTS, number_of, short
+from fedsync.extras.papers.paired import PairedTest, SeedMean, corrected, paired
+from fedsync.extras.report.data import RunData
+from fedsync.extras.report.results import SUBJECTS, number_of, short
 from fedsync.observe.tables import new_table
 
 HEAD_TESTS = ("strategy", "pairs", "difference [95 % interval]", "t-test p", "after Holm", "Wilcoxon p")

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedsync.extras.report.data import OrderSpan, RunData
+from fedsync.extras.report.style import COLOURS, GRID, INK, PAPER, Picture, canvas, name_of, thin
 from fedsync.observe.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, pieces
-from fedsync.observe.report.data import OrderSpan, RunData
-from fedsync.observe.report.style import COLOURS, GRID, INK, PAPER, Picture, canvas, name_of, thin
 
 if TYPE_CHECKING:
     from matplotlib.patches import PathPatch

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsync.observe.report.data import RunData, natural
-from fedsync.observe.report.results import Findings, RoundNumbers, short
-from fedsync.observe.report.style import (
+from fedsync.extras.report.data import RunData
+from fedsync.extras.report.results import Findings, RoundNumbers, short
+from fedsync.extras.report.style import (
     COLOURS,
     INK,
     MARKERS,
@@ -22,6 +22,7 @@ from fedsync.observe.report.style import (
     series,
     thin,
 )
+from fedsync.observe.run_state import natural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
