@@ -87,7 +87,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "transformers": ({"client"}, {"client"}),
     "keras": ({"client"}, {"client"}),
     "scipy": ({"tasks", "extras"}, set()),
-    "pyarrow": ({"tasks"}, set()),
+    "pyarrow": ({"extras"}, set()),
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
     "starlette": ({"transport", "extras"}, {"transport", "extras"}),

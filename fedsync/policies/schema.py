@@ -59,10 +59,8 @@ _EXTRAS = {
     "data": {
         **{kind: f"fedsync.extras.generators.{kind}" for kind in ("digits28", "keywords")},
         **dict.fromkeys(("blobs", "sparse", "ratings"), "fedsync.extras.generators.numbers"),
-        **{kind: f"fedsync.extras.readers.{kind}" for kind in ("idx", "cifar", "speech", "libsvm")},
+        **{kind: f"fedsync.extras.readers.{kind}" for kind in ("idx", "cifar", "speech", "libsvm", "table", "npz")},
         "femnist": "fedsync.extras.readers.leaf",
-        "table": "fedsync.tasks.readers.tabular",
-        "npz": "fedsync.tasks.readers.npz",
     },
     "task": {
         "digits": "fedsync.tasks.digits",

@@ -22,7 +22,7 @@ from fedsync.evaluation.survey.table_sums import Columns
 from fedsync.model.table_columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
 from fedsync.tasks.features import Column, encode, read_column
 from fedsync.tasks.readers.tabular import Table, check_column, read_table
-from fedsync.tasks.samples import by_number, held_out, stratified
+from fedsync.tasks.row_split import by_number, held_out, stratified
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 logger = foreign.logger(__name__)

@@ -15,7 +15,7 @@ from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import classification
 from fedsync.policies.schema import Chosen, register
 from fedsync.tasks.partition import DEALT, Iid, Partition, Rows
-from fedsync.tasks.samples import held_out
+from fedsync.tasks.row_split import held_out
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.tasks.task_section import PartOfData, ShippedTask
 

@@ -11,11 +11,11 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
 from fedsync.config.strategy import StrategyConfig
 from fedsync.extras.readers.idx import IdxSource
+from fedsync.extras.readers.npz import NpzSource, RatingsNpz
 from fedsync.extras.tasks.neural import ImagesTask
 from fedsync.observe.run_builder import measuring
 from fedsync.policies.schema import kinds
 from fedsync.tasks.partition import Dirichlet, Own
-from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
 
 FILE = """\
 name: mine

@@ -8,7 +8,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.extras.generators.digits28 import Digits28Source
 from fedsync.extras.generators.keywords import KeywordsSource
 from fedsync.extras.generators.numbers import BlobsSource, RatingsSource, SparseSource
-from fedsync.tasks.samples import Pairs, Samples, Source
+from fedsync.extras.readers.samples import Pairs, Samples, Source
 
 SOURCES = [
     Digits28Source(60, 30),

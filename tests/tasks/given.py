@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsync.core.orders import Cursor, WorkOrder
+from fedsync.extras.readers.samples import DataShape, Samples
 from fedsync.model.layout import Vector
-from fedsync.tasks.samples import DataShape, Samples
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions

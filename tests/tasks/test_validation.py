@@ -17,7 +17,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Split
 from fedsync.policies.schema import kinds
 from fedsync.simulation.run import run_virtual
-from fedsync.tasks.samples import held_out
+from fedsync.tasks.row_split import held_out
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.tasks.task_section import AnyTask, TaskSection
 from fedsync.train.loop import Trainer

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import not_installed
 from fedsync.common.rng import Stream, generator
+from fedsync.extras.readers.samples import DataShape, Samples, Source
 from fedsync.policies.schema import PositiveInt, register
-from fedsync.tasks.samples import DataShape, Samples, Source
 
 SIDE = 28
 _TEST_SHARE = 0.2

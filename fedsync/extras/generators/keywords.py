@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.rng import Stream, generator
+from fedsync.extras.readers.samples import DataShape, Samples, Source
 from fedsync.policies.schema import NonNegative, PositiveInt, Several, register
-from fedsync.tasks.samples import DataShape, Samples, Source
 
 _FORMANTS = 3
 _TURNS = 4

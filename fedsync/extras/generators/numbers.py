@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from fedsync.common.rng import Stream, generator
+from fedsync.extras.readers.samples import DataShape, Pairs, Samples, Source
 from fedsync.policies.schema import NonNegative, PositiveInt, Share, register
-from fedsync.tasks.samples import DataShape, Pairs, Samples, Source
 
 
 @register("blobs")

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
+from fedsync.extras.readers.samples import DataShape, Samples, Source
 from fedsync.policies.schema import register
 from fedsync.tasks.readers.user_files import check_classes, find, optional, read_at_most
-from fedsync.tasks.samples import DataShape, Samples, Source
 
 _PIXELS = 3 * 32 * 32
 _MAX_BYTES = 1 << 29

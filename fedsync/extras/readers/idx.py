@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
+from fedsync.extras.readers.samples import DataShape, Samples, Source
 from fedsync.policies.schema import Count, Several, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, find, optional, read_at_most
-from fedsync.tasks.samples import DataShape, Samples, Source
 
 _UNSIGNED_BYTE = 0x08
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.extras.readers.samples import DataShape, Samples, Source
 from fedsync.policies.schema import Several, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import DataShape, Samples, Source
 
 
 @register("femnist")

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedsync.common.errors import ConfigError, not_installed
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.extras.readers.samples import DataShape, Pairs, Samples, Source
 from fedsync.policies.schema import Count, PositiveInt, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import DataShape, Pairs, Samples, Source
 
 
 @register("libsvm")

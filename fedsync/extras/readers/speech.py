@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.extras.readers.samples import DataShape, Samples, Source
 from fedsync.policies.schema import Several, register
 from fedsync.tasks.readers.user_files import check_cells, reading
-from fedsync.tasks.samples import DataShape, Samples, Source
 
 RATE = 16_000
 FRAME = 400

@@ -26,9 +26,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedsync.extras.readers.samples import Samples
 from fedsync.extras.tasks.neural import SourceTask
 from fedsync.policies.schema import Positive
-from fedsync.tasks.samples import Samples
 from fedsync.tasks.task_protocol import Batch
 from fedsync.tasks.task_section import Scores
 

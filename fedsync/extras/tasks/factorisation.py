@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fedsync.common.errors import ConfigError
+from fedsync.extras.readers.npz import NpzSource, RatingsNpz
+from fedsync.extras.readers.samples import Pairs, Samples, Source
 from fedsync.extras.tasks.em_training import StatisticsTask, statistics_model
 from fedsync.policies.schema import Chosen, Positive, PositiveInt, register
-from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
-from fedsync.tasks.samples import Pairs, Samples, Source
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

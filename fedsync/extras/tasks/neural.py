@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import BY_SCORE, classification, regression
+from fedsync.extras.readers.samples import Pairs, Samples, Source, deal
 from fedsync.model.table_columns import TableForm
 from fedsync.policies.schema import Chosen, NonNegative, PositiveInt, register
 from fedsync.tasks.partition import DEALT, Iid, Own, Partition
-from fedsync.tasks.samples import Pairs, Samples, Source, deal, held_out
+from fedsync.tasks.row_split import held_out
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot
 from fedsync.tasks.task_section import PartOfData, Scores, ShippedTask
 

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
-from fedsync.tasks.samples import MAX_CELLS
+
+MAX_CELLS = 2**31
+"""Limit of values in one data set; a header with a larger number is rejected."""
 
 _PIECE = 1 << 24
 

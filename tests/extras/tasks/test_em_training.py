@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor, WorkOrder
+from fedsync.extras.readers.samples import Samples
 from fedsync.extras.tasks.clustering import FuzzyTask, KMeansTask
 from fedsync.extras.tasks.em_training import StatisticsTask
 from fedsync.extras.tasks.factorisation import FactorisationTask
 from fedsync.extras.tasks.gaussian_mixture import MixtureTask
 from fedsync.tasks.partition import Dirichlet, Iid, Pathological
-from fedsync.tasks.samples import Samples
 from fedsync.train.weights import initial_model
 from tests.tasks.given import Given, average, slot, trainers
 

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.extras.generators.numbers import SparseSource
+from fedsync.extras.readers.samples import Samples
 from fedsync.extras.tasks.networks import LinearModel
 from fedsync.extras.tasks.neural import LinearLoss, LinearTask
 from fedsync.tasks.partition import Iid
-from fedsync.tasks.samples import Samples
 from fedsync.train.loop import Trainer
 from tests.tasks.given import OPTIONS, Given, slot, trainers
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.readers.speech import RATE, SpeechSource, log_mel, read_wav
-from tests.tasks.readers.damage import survives
+from tests.extras.readers.damage import survives
 
 
 def tone(frequency: float, seconds: float = 1.0) -> np.ndarray:

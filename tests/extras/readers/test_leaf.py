@@ -7,7 +7,7 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.readers.leaf import LeafSource
-from tests.tasks.readers.damage import survives
+from tests.extras.readers.damage import survives
 
 
 def image(value: float) -> list[float]:

@@ -6,8 +6,8 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.readers.libsvm import LibsvmSource
-from fedsync.tasks.samples import Pairs
-from tests.tasks.readers.damage import survives
+from fedsync.extras.readers.samples import Pairs
+from tests.extras.readers.damage import survives
 
 GOOD = "# a set\n+1 1:0.5 3:-2\n\n-1 2:1e1 # the second\n-1\n"
 

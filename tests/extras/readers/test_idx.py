@@ -7,7 +7,7 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.readers.idx import IdxSource
-from tests.tasks.readers.damage import survives
+from tests.extras.readers.damage import survives
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
+from fedsync.extras.readers.samples import Pairs, Samples, deal
 from fedsync.tasks.partition import ByOwner, Iid, Pathological
-from fedsync.tasks.samples import Pairs, Samples, deal
 from tests.tasks.given import Given, slot
 
 LABELS = np.arange(100) % 4

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.tabular import TableSource
-from tests.tasks.readers.damage import survives
+from fedsync.extras.readers.table import TableSource
+from tests.extras.readers.damage import survives
 
 COLUMNS = {"x": [1.5, -2.0, 3.0], "name": ["a", "b", "c"], "y": [4, 5, 6], "t": [0, 1, 1]}
 

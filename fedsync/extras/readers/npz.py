@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.extras.readers.samples import DataShape, Inputs, Samples, Source
 from fedsync.policies.schema import Count, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import DataShape, Inputs, Samples, Source
 
 _DAMAGE = (ValueError, LookupError, OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]

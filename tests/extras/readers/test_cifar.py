@@ -6,7 +6,7 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.readers.cifar import CifarSource
-from tests.tasks.readers.damage import survives
+from tests.extras.readers.damage import survives
 
 IMAGES = (np.arange(3 * 3072) % 251).astype(np.uint8).reshape(3, 3072)
 

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.rng import Stream, generator
 from fedsync.policies.schema import DataPart
 from fedsync.tasks.partition import ByOwner, Partition, Rows
+from fedsync.tasks.readers.user_files import MAX_CELLS
+from fedsync.tasks.row_split import Targets, strata_of, stratified
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from fedsync.tasks.task_protocol import SiloSlot
 
 Inputs = NDArray[np.float32] | NDArray[np.uint8]
-Targets = NDArray[np.int64] | NDArray[np.float32]
-
-MAX_CELLS = 2**31
-"""Limit of values in one data set; a header with a larger number is rejected."""
-_STRATA = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +144,7 @@ def deal(source: Source, partition: Partition | None, test_share: float, slot: S
     if partition is None:
         train, test = source.read()
         if test is None:
-            mine, kept = stratified(_strata(train.targets), test_share, slot.seed, slot.name)
+            mine, kept = stratified(strata_of(train.targets), test_share, slot.seed, slot.name)
             train, test = train.take(mine), train.take(kept)
         return train, test
     parts, kept, apart = _dealt(source, partition, test_share, slot.count, slot.seed)
@@ -168,7 +164,7 @@ def _dealt(
 ) -> tuple[list[Rows], Rows, bool]:
     """Rows of each silo, rows of the test split, and whether the latter come from the source's own test samples."""
     train, test = _read(source)
-    strata = _strata(train.targets)
+    strata = strata_of(train.targets)
     rows, kept = np.arange(len(strata)), np.empty(0, dtype=np.int64)
     if test is None:
         rows, kept = stratified(strata, test_share, seed, "")
@@ -190,53 +186,3 @@ def _keys(samples: Samples, partition: Partition, strata: NDArray[np.int64]) -> 
             "task.partition.kind", "the data do not say who each sample is from", "Choose another kind of partition"
         )
     return samples.owners
-
-
-def _strata(targets: Targets) -> NDArray[np.int64]:
-    if targets.dtype == np.int64:
-        return targets.astype(np.int64, copy=False)
-    edges = np.quantile(targets, np.linspace(0, 1, _STRATA + 1)[1:-1])
-    return np.searchsorted(edges, targets).astype(np.int64)
-
-
-def held_out(targets: Targets, share: float | None, slot: SiloSlot) -> tuple[Rows, Rows | None]:
-    """Divide a silo's training samples into sorted row numbers to train on, and to validate on.
-
-    The validation split has the rounded share of all samples; without a share there is no split. Each class has its
-    part of it, rounded up or down; numbers are divided by deciles. The run's seed and the silo's name determine the
-    draw. Raises `ConfigError` if the share gives no sample, or all samples.
-    """
-    samples = len(targets)
-    if share is None:
-        return np.arange(samples), None
-    wanted = round(share * samples)
-    if not 0 < wanted < samples:
-        problem = f"{share} of the {samples} training samples of silo {slot.name!r} is {wanted}"
-        raise ConfigError("task.validation", problem, "Write a share that leaves some on both sides, or leave it out")
-    place, sizes = np.unique(_strata(targets), return_inverse=True, return_counts=True)[1:]
-    quotas, rests = np.divmod(sizes * wanted, samples)
-    rng = generator(slot.seed, Stream.VALIDATION, slot.name)
-    by_chance = rng.permutation(len(sizes))
-    quotas[by_chance[np.argsort(-rests[by_chance], kind="stable")][: wanted - quotas.sum()]] += 1
-    chosen = np.zeros(samples, dtype=bool)
-    for stratum, quota in enumerate(quotas):
-        chosen[rng.permutation(np.flatnonzero(place == stratum))[:quota]] = True
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
-
-
-def by_number(samples: int, share: float, validation: float | None, slot: SiloSlot) -> tuple[Rows, Rows, Rows | None]:
-    """Sorted row numbers (train, test, validation); a row's own number alone decides in which of them it is."""
-    tested = generator(slot.seed, Stream.SPLIT, slot.name).random(samples) < share
-    held = generator(slot.seed, Stream.VALIDATION, slot.name).random(samples) < (validation or 0.0)
-    kept = None if validation is None else np.flatnonzero(~tested & held)
-    return np.flatnonzero(~tested & ~held), np.flatnonzero(tested), kept
-
-
-def stratified(strata: NDArray[np.int64], share: float, seed: int, name: str) -> tuple[Rows, Rows]:
-    """Sorted row numbers (train, test), with the same share of each class."""
-    rng = generator(seed, Stream.SPLIT, name)
-    chosen = np.zeros(len(strata), dtype=bool)
-    for stratum in np.unique(strata):
-        rows = rng.permutation(np.flatnonzero(strata == stratum))
-        chosen[rows[: round(share * len(rows))]] = True
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)

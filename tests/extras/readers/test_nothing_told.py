@@ -17,11 +17,11 @@ from fedsync.extras.readers.cifar import CifarSource
 from fedsync.extras.readers.idx import IdxSource
 from fedsync.extras.readers.leaf import LeafSource
 from fedsync.extras.readers.libsvm import LibsvmSource
+from fedsync.extras.readers.npz import NpzSource
 from fedsync.extras.readers.speech import SpeechSource
+from fedsync.extras.readers.table import TableSource
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.custom import load_task
-from fedsync.tasks.readers.npz import NpzSource
-from fedsync.tasks.readers.tabular import TableSource
 from fedsync.tasks.task_protocol import SiloSlot
 
 WORD = "mueller73519"

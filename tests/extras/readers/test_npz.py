@@ -8,8 +8,8 @@ import pytest
 from numpy.lib import format as npy
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
-from tests.tasks.readers.damage import survives
+from fedsync.extras.readers.npz import NpzSource, RatingsNpz
+from tests.extras.readers.damage import survives
 
 INPUTS = np.arange(24, dtype=np.float64).reshape(4, 2, 3)
 
