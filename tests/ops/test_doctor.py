@@ -170,7 +170,7 @@ def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
     ("abi", "can", "own", "said"),
     [
         (7, True, True, "memory and network (Landlock); trainers have a network and shared memory of their own"),
-        (7, True, False, "trainers cannot open sockets; runs with `workers` or several `processes` are refused"),
+        (7, True, False, "trainers cannot open sockets; runs with `workers` are refused"),
         (3, True, True, "Linux 6.7"),
         (0, False, False, ""),
     ],
