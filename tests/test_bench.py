@@ -3,6 +3,7 @@
 One runs with every change, the others with `make full`.
 """
 
+import ast
 import json
 import os
 import re
@@ -35,6 +36,18 @@ def test_every_script_loads() -> None:
     modules = ", ".join(script.removesuffix(".py").replace("/", ".") for script in SCRIPTS)
     done = subprocess.run([sys.executable, "-c", f"import {modules}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_names_that_scripts_import_from_the_package_are_there() -> None:
+    """Also of modules that only a script's own processes load, and of imports inside functions."""
+    missing = []
+    for path in (ROOT / "bench").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fedsync":
+                wanted = [each.name for each in node.names]
+                module = __import__(str(node.module), fromlist=wanted)  # imports names that are modules
+                missing += [f"{path.name}: {node.module}.{name}" for name in wanted if not hasattr(module, name)]
+    assert not missing
 
 
 def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() -> None:

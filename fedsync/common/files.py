@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -121,7 +122,7 @@ def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
     """
     file = _behind_links(path) if named else path
     if named and _stays(file):
-        with file.open("wb") as device:
+        with _opened(file) as device:
             device.write(data)
         return
     write_atomically(file, data, stat.S_IMODE(file.stat().st_mode) if named and file.exists() else None)
@@ -187,8 +188,27 @@ def _behind_links(path: Path) -> Path:
 
 
 def _stays(path: Path) -> bool:
-    """Whether an existing path must be written into, not replaced, as a device or a pipe."""
-    return path.exists() and not path.is_dir() and not path.is_file()
+    """Whether an existing path must be written into, not replaced: a device, a pipe, or this process's output."""
+    return path.exists() and not path.is_dir() and (not path.is_file() or _output(path) is not None)
+
+
+def _output(path: Path) -> int | None:
+    """Descriptor of this process's output that an existing path leads to, as /dev/stdout does; None for others."""
+    for descriptor in (1, 2):
+        # A descriptor may have been closed.
+        with contextlib.suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a path that `_stays`; the output where it stands, since opening its file again would empty the file."""
+    descriptor = _output(path)
+    if descriptor is None:
+        return path.open("wb")
+    sys.stdout.flush()
+    return os.fdopen(os.dup(descriptor), "wb")
 
 
 def _check_folder(path: Path) -> None:

@@ -151,27 +151,28 @@ class YamlFile:
             if not equals or not all(path):
                 raise ConfigError(place, "not an assignment", "Write --set section.key=value")
             try:
-                self._put(path, _parsed(text)[1], place)
+                self._put(path, _parsed(text)[1], place, "--set")
             except _NoValueError as error:
                 raise ConfigError(place, str(error.problem), _PLAIN) from error
             except yaml.YAMLError as error:
                 raise ConfigError(place, f"{_shown(text)} is not YAML", _PLAIN) from error
-            self._given[path] = "--set"
 
     def put(self, key: str, value: object, place: str) -> None:
         """Set or replace the value of a dotted key, ``a.b``; ``place`` is its origin, for errors."""
-        path = tuple(key.split("."))
-        self._put(path, value, place)
-        self._given[path] = place
+        self._put(tuple(key.split(".")), value, place, place)
 
-    def _put(self, path: tuple[str, ...], value: object, place: str) -> None:
+    def _put(self, path: tuple[str, ...], value: object, place: str, origin: str) -> None:
+        """Set a value, with ``origin`` for it and for sections that it needs; raises `ConfigError` at ``place``."""
         target = self.data
-        for part in path[:-1]:
+        for depth, part in enumerate(path[:-1], 1):
+            if part not in target:
+                self._given[path[:depth]] = origin
             inner = target.setdefault(part, {})
             if not isinstance(inner, dict):
                 raise ConfigError(place, f"{part!r} is not a section", f"Set {part!r} itself")
             target = inner
         target[path[-1]] = value
+        self._given[path] = origin
 
     def validate(self, model: type[Model]) -> Model:
         """Return the data as ``model``; raises the first `ConfigError`, whose `others` are the other errors."""

@@ -1,6 +1,6 @@
-"""A stranger on the network, without any key: what of his the server takes. The gate itself: tests/e2e/test_gate.py.
+"""A stranger on the network, without any key: what of his the server takes.
 
-The gain is the number of his messages that count.
+The gain is the number of his messages that count. Real processes: tests/e2e/test_strangers.py.
 """
 
 import numpy as np

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from fedsync.common.files import (
     write_private,
     write_result,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -92,6 +96,18 @@ def test_a_result_goes_behind_links_and_into_pipes(folder: Path) -> None:
     assert os.read(reader, 9) == b"y"
     os.close(reader)
     assert (folder / "pipe").is_fifo()
+
+
+def test_a_result_joins_what_the_process_prints(folder: Path) -> None:
+    """/dev/stdout may lead to a file, which has what was there before, and what is printed before and after."""
+    code = (
+        "from pathlib import Path; from fedsync.common.files import write_result as w\n"
+        "print('first'); w(Path('/dev/stdout'), b'result\\n'); print('last')"
+    )
+    (folder / "out").write_text("history\n")
+    with (folder / "out").open("ab") as out:
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=out, check=True)
+    assert (folder / "out").read_text() == "history\nfirst\nresult\nlast\n"
 
 
 def test_where_no_result_can_be_written_is_known_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

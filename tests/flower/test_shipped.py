@@ -124,8 +124,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"fraction_train": 0.5, "sync_ratio": 7.0}, "FedSync.a_bsp, sync_ratio: 7.0 is not allowed"),
     ({"fraction_train": 0.5, "min_train_nodes": -1}, "FedSync.a_bsp, "),
     ({"staleness": 3}, "FedSync.a_bsp, staleness: unknown key"),
+    ({"interval_s": 3.0}, "FedSync.a_bsp, interval_s: unknown key"),
     ({"task": {"kind": "digitz"}}, "FedSync.a_bsp, task: unknown kind 'digitz'. Did you mean 'digits'"),
     ({"overrides": ["local.stpes=3"]}, "--set local.stpes: unknown key. Did you mean 'steps'"),
+    ({"overrides": ["barrier.interval.stpes=3"]}, "--set barrier.interval: unknown key"),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, OwnerRefusal, ProtocolError
+from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, Hanging, OwnerRefusal, ProtocolError
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
@@ -23,6 +23,7 @@ from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_guard import PrivacyGuard, ledger_of
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
 from fedsync.silo.protocol import STATE, Identity
+from fedsync.silo.session.order_queue import OrderJob
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 from tests.privacy.guards import (
@@ -103,6 +104,24 @@ def test_code_that_ends_its_process_counts_all_steps(folder: Path, monkeypatch: 
     with pytest.raises(SystemExit):
         subject.train(ORDER, subject.initial_model())
     assert entered(folder) == {STEP: 3}
+
+
+def test_an_order_that_goes_on_after_its_hang_was_told_gives_nothing_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server knows that it hung, which may depend on the data; the process may live for seconds after that."""
+    subject, gradients, job, steps = session(folder), PrivateTrainer._gradients, OrderJob(ORDER), []
+    job.halt.set()
+
+    def hanging(trainer: PrivateTrainer, rows: Any) -> Any:
+        steps.append(rows)
+        job.end(error=Hanging("it waits"))
+        return gradients(trainer, rows)
+
+    monkeypatch.setattr(PrivateTrainer, "_gradients", hanging)
+    with pytest.raises(Hanging):
+        subject.train(ORDER, subject.initial_model(), job.watch)
+    assert len(steps) == 1 and not subject.done and entered(folder) == {STEP: 3}
 
 
 def test_all_that_an_order_may_release_is_on_disk_before_its_first_step(

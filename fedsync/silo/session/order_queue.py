@@ -43,6 +43,9 @@ class OrderJob:
         return isinstance(self.outcome, VersionMismatch)
 
     def watch(self, steps: int, samples: int) -> bool:
+        """Count the steps so far, and return whether to go on; raise the error of a job that hung."""
+        if self.error is not None:  # clients know it as failed, so it must not end as done, nor give privacy back
+            raise self.error
         self.steps = steps
         return not self.halt.is_set()
 
