@@ -34,7 +34,7 @@ import yaml
 from bench.common import print_table, write_json
 from bench.cost.growth import of_journal
 from fedsync.cipher.keys.authority import emulated_keys
-from fedsync.common.processes import end_processes
+from fedsync.common.processes import OWNER, end_processes
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL, read_journal
@@ -103,9 +103,8 @@ class Server:
 
     def start(self, *arguments: str) -> None:
         """Start the server, and silos with these arguments."""
-        parent = str(os.getpid())
-        self._start("crowd_server", parent)
-        self._start("crowd_silos", "--silos", str(self._silos), "--parent", parent, *arguments)
+        self._start("crowd_server")
+        self._start("crowd_silos", "--silos", str(self._silos), *arguments)
 
     def _start(self, module: str, *arguments: str) -> None:
         command = [sys.executable, "-c", f"from bench.cost.{module} import main; main()", str(self.folder), *arguments]
@@ -113,7 +112,7 @@ class Server:
             self._processes.append(
                 psutil.Popen(
                     command,
-                    env={**os.environ, HUB: str(self.folder / "hub.json")},
+                    env={**os.environ, HUB: str(self.folder / "hub.json"), OWNER: str(os.getpid())},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,

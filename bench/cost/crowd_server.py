@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedsync.common.files import OWNER_FILE, write_atomically
-from fedsync.common.processes import exit_with_parent, raise_file_limit
+from fedsync.common.processes import exit_with_owner, raise_file_limit
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.server_app import app
 from tests.flower.grid import run_identity
@@ -61,9 +61,9 @@ class InvitingGrid(Grid):
 
 
 def main() -> None:
-    """Be the app of the run in a folder, which ends with the process whose number comes next."""
+    """Be the app of the run in a folder, and end with the process that started this one."""
     folder = Path(sys.argv[1])
-    exit_with_parent(int(sys.argv[2]))
+    exit_with_owner()
     raise_file_limit()
     told: dict[str, Any] = yaml.safe_load((folder / "told.yaml").read_text())
     joins(folder).mkdir()

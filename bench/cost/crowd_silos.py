@@ -25,7 +25,7 @@ from bench.cost.crowd_lines import Asked, CrowdLine, trusting
 from bench.cost.crowd_relays import HELD, Relay
 from bench.cost.crowd_server import joins
 from bench.cost.crowd_shared import share_sealers
-from fedsync.common.processes import exit_with_parent, raise_file_limit
+from fedsync.common.processes import exit_with_owner, raise_file_limit
 from fedsync.model.transfer import Payload
 from fedsync.transport.join import Join, new_secret
 
@@ -106,9 +106,8 @@ def main() -> None:
     parser.add_argument("--silos", type=int, required=True)
     parser.add_argument("--region", type=int, default=0)
     parser.add_argument("--work", type=float, default=0.0)
-    parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
-    exit_with_parent(options.parent)
+    exit_with_owner()
     raise_file_limit()
     share_sealers()
     silos = [Silo(f"silo-{index}", index, options.folder) for index in range(options.silos)]
