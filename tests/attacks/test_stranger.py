@@ -1,4 +1,4 @@
-"""A stranger on the network, without any key: what of his the server takes. The gate itself: tests/e2e/test_gate.py.
+"""Messages of a stranger on the network, who has no key: the server counts none. On real processes: tests/e2e/test_strangers.py.
 
 The gain is the number of his messages that count.
 """
