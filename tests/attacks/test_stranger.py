@@ -1,4 +1,4 @@
-"""Messages of a stranger on the network, who has no key: the server counts none. On real processes: tests/e2e/test_strangers.py.
+"""Messages of a stranger on the network, without any key. On real processes: tests/e2e/test_strangers.py.
 
 The gain is the number of his messages that count.
 """
