@@ -158,7 +158,6 @@ def compare(
     """Run several strategies and compare them.
 
     Without --target-accuracy, the target of each seed is the final accuracy of the first strategy.
-
     With several seeds, the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
     """
     start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal)

@@ -3,9 +3,8 @@
 Before encryption, silo i of a roster adds two kinds of masks to its slots, modulo t. Its *own mask* is from a seed b_i,
 drawn for this update. A *pair mask* for each other silo j is from a seed s_ij that only the two can compute: plus if i
 < j, minus otherwise. The pair masks cancel in the sum of the whole roster. The *survivors* are the silos whose updates
-arrived. They reveal the seeds of their own masks, and of their pair masks with silos that dropped out. If a survivor
-is lost before it reveals its seeds, the others recover them from shares. `docs/internals/cryptography/masks.md` has the
-attacks.
+arrived. They reveal the seeds of their own masks, and of their pair masks with silos that dropped out. Seeds of
+survivors that are lost before that come from shares. `docs/internals/cryptography/masks.md` has the attacks.
 
 | part | protects against |
 |---|---|

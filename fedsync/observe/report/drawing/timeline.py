@@ -100,9 +100,7 @@ def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
 def _caption(
     run: RunData, names: Sequence[str], shown_s: float, whole_s: float, commits: Sequence[float], told: Collection[str]
 ) -> str:
-    notes = [
-        "An order's training is drawn before its overhead. Both lengths are measured, but not when training began."
-    ]
+    notes = ["An order's training is drawn before its overhead. Its beginning is not measured."]
     if any(not span.done for span in run.orders):
         notes.append("No update: the order failed, or was unfinished when training ended.")
     if DROPPED in told:
