@@ -157,8 +157,8 @@ def compare(
 ) -> None:
     """Run several strategies and compare them.
 
-    Without --target-accuracy, the target of each seed is the final accuracy of the first strategy. With several seeds,
-    the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
+    Without --target-accuracy, the target of each seed is the final accuracy of the first strategy.
+    With several seeds, the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
     """
     start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal)
     cluster = ClusterConfig.load(silos)

@@ -150,7 +150,7 @@ def flwr_side(folder: Path, silos: int, parameters: int, rounds: int) -> list[fl
         try:
             server = local._server(Path(home))
             nodes = local._start_server(processes, server, [f"silo-{index}" for index in range(silos)])
-            local._start_silos(processes, server, nodes, silos, {}, None)
+            local._start_silos(processes, server, nodes, {}, None)
             settings = {"parameters": parameters, "silos": silos, "rounds": rounds, "times": str(times)}
             with (
                 bundled(OWN_APP, "bench.cost.large_flwr:server"),

@@ -1,6 +1,8 @@
 """Backtest of speed predictors: errors of each predictor's one-step-ahead forecasts of a recorded series.
 
-python bench/papers/backtest.py trace.csv
+    python bench/papers/backtest.py trace.csv [--warmup 500]
+
+The file has a row for each step, and the columns speed [samples/s], cpu and memory (shares in use, 0..1).
 """
 
 from __future__ import annotations
@@ -70,17 +72,20 @@ def backtest(
 
 
 def read_trace(path: Path) -> list[Step]:
-    """Read a CSV file with the columns step, speed, cpu and memory, in any order."""
+    """Read a CSV file with the columns speed, cpu and memory, in any order; other columns are ignored."""
     table = np.atleast_1d(np.genfromtxt(path, delimiter=",", names=True))
     return [Step(float(row["speed"]), float(row["cpu"]), float(row["memory"])) for row in table]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path, nargs="?", default=Path("bench/results/real_trace.csv"))
-    parser.add_argument("--warmup", type=int, default=500)
+    trace = Path("bench/results/real_trace.csv")
+    parser.add_argument("trace", type=Path, nargs="?", default=trace, help="CSV file; by default that of real_trace.py")
+    parser.add_argument("--warmup", type=int, default=500, help="steps that do not count, 1 or more")
     options = parser.parse_args()
     steps = read_trace(options.trace)
+    if not 1 <= options.warmup < len(steps):
+        parser.error(f"the trace has {len(steps)} steps; give --warmup between 1 and {len(steps) - 1}")
     scores = {kind: backtest(known, steps, options.warmup) for kind, known in predictors().items()}
     ema = scores["ema"].rmse
     rows = [[kind, f"{s.rmse:.4g}", f"{s.mae:.4g}", f"{s.rmse / ema:.3f}"] for kind, s in scores.items()]

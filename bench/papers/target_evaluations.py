@@ -29,7 +29,7 @@ def shared() -> Iterator[None]:
     def evaluate(self: Trainer, split: Split) -> Evaluation:
         data = self._splits[split]
         # The test split has its finds kept sample by sample, and parts that stay make each silo's model its own.
-        if split is Split.TEST or self.kept_names or self.rank is not None or not isinstance(data, TensorBatches):
+        if split is Split.TEST or self.kept_names or not isinstance(data, TensorBatches):
             return alone(self, split)
         if data not in samples:
             samples[data] = hashlib.sha256(b"".join(each.numpy().tobytes() for each in data._tensors)).digest()

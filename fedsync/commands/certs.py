@@ -20,7 +20,7 @@ def init(
         list[str] | None,
         typer.Option("--host", metavar="NAME|IP", help="Name or address by which silos reach the server; repeatable."),
     ] = None,
-    days: Annotated[int, typer.Option("--days", help="Validity of the server's certificate [days].")] = 365,
+    days: Annotated[int, typer.Option("--days", help="Days for which the server's certificate is valid.")] = 365,
     renew: Annotated[
         bool,
         typer.Option(

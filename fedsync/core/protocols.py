@@ -89,7 +89,7 @@ class Balancer(Protocol):
     """Division of a total of samples among silos."""
 
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Return sizes, int64 [n] [samples], within bounds and with sum ``total``, else raise `ConfigError`."""
+        """Return sizes [samples], int64 of shape [n], within bounds, with sum ``total``; else raise `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class FedSync(Shipped):
 
         Returns:
             Final arrays, with names and types as given, and none for an encrypted run; training and evaluation metrics
-            by version; the folder of the run's files.
+              by version; the folder of the run's files.
 
         Raises:
             RunError: the run could not reach its end.

@@ -98,6 +98,7 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
     columns["utilised"] = [_number(row["utilisation"], "{:.1%}") for row in rows]
     columns["waiting"] = [_number(row["wait_fraction"], "{:.1%}") for row in rows]
     table = new_table(title, *columns)
+    table.padding = (0, 1, 0, 0)  # eight columns fit 80 characters with two spaces between them, not with three
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table

@@ -1,6 +1,6 @@
-"""A stranger on the network, without any key: what of his the server takes.
+"""Messages of a stranger on the network, without any key. On real processes: tests/e2e/test_strangers.py.
 
-The gain is the number of his messages that count. Real processes: tests/e2e/test_strangers.py.
+The gain is the number of his messages that count.
 """
 
 import numpy as np

@@ -18,7 +18,7 @@ PAGE, METRICS = DOCS / "your-task.md", DOCS / "metrics.md"
 
 
 def _blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_metrics_of_the_example_are_measured() -> None:

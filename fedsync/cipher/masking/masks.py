@@ -4,7 +4,7 @@ Before encryption, silo i of a roster adds two kinds of masks to its slots, modu
 drawn for this update. A *pair mask* for each other silo j is from a seed s_ij that only the two can compute: plus if i
 < j, minus otherwise. The pair masks cancel in the sum of the whole roster. The *survivors* are the silos whose updates
 arrived. They reveal the seeds of their own masks, and of their pair masks with silos that dropped out. Seeds of
-survivors that are lost before they reveal come from shares. `docs/internals/cryptography/masks.md` has the attacks.
+survivors that are lost before that come from shares. `docs/internals/cryptography/masks.md` has the attacks.
 
 | part | protects against |
 |---|---|
@@ -13,7 +13,7 @@ survivors that are lost before they reveal come from shares. `docs/internals/cry
 | bound of work (`masked_work`) | a server that lets the others do next to nothing, so that the sum shows its victim |
 | own masks | a server that has a silo's update and claims that the silo dropped out |
 | one list, t signatures (`mask_round`) | a server that shows two lists, for both kinds of a silo's mask |
-| shares, commitments (`annex`) | silos that are lost before they reveal; other seeds than were used |
+| shares, commitments (`annex`) | silos that are lost before they reveal; silos that reveal false seeds |
 | log of used masks (`mask_log`) | a server that asks twice, and disks that are restored to an older state |
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", section 4, and

@@ -1,8 +1,8 @@
 """Adder of encrypted updates at a relay: it adds its silos' updates as the server does, also without a key.
 
 Updates may be in one sum if they have the same quantisation, base version, history and attempt and, with masks, the
-same context and roster. Updates that differ form separate sums, so they cost the others nothing. The server decides
-which of the sums counts, as if the updates had come alone.
+same context and roster. Updates that differ in one of these form a separate sum, and do not spoil the others. The
+server decides which sums count, as it does for single updates.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _importance(found: Findings) -> tuple[bool, int]:
 
 
 def _kept(summary: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[KeptVersion]:
-    for subject, why in (("best", _rule(config)), ("last", "the newest that has a score")):
+    for subject, why in (("best", _rule(config)), ("last", "newest version with a score")):
         model = summary.get(subject)
         if model and model.get("version") is not None:
             digest, metrics, test = model.get("digest") or "", model.get("metrics"), model.get("test")

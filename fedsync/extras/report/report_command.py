@@ -18,8 +18,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run, or about several runs side by side.
 
-    The page is report.html in the folder of the run, or in the current folder for several runs. For a single run, the
-    model card and the results as tables for a paper are written beside it.
+    The page is report.html in the folder of the run, or in the current folder for several runs.
+    For a single run, the model card and the results as tables for a paper are written beside it.
     """
     from fedsync.extras.papers.paper import files_beside
     from fedsync.extras.report.data import read_runs

@@ -62,7 +62,7 @@ SHADES = 7
 
 MEANINGS = {
     "accuracy": "share of samples whose class is right",
-    "balanced_accuracy": "share that is right, averaged over classes: a rare class counts as much",
+    "balanced_accuracy": "accuracy of each class, averaged over classes, so that rare classes count as much",
     "f1": "harmonic mean of precision and recall; with more than two classes, averaged over them",
     "f1_macro": "f1 of each class against the rest, averaged over classes",
     "sensitivity": "share of the class's samples that are found",

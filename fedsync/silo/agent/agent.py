@@ -10,7 +10,7 @@ of the hub. The agent outlives the ClientApp and the SuperNode.
 | joining | the hub accepts the join | joined; the session's data is on disk |
 | joining | the hub refuses the join | waiting for another join, at most ten minutes after the hub's last answer |
 | joined | a question comes | joined: a thread answers it, and the next question is requested at once |
-| joined | the connection breaks | joined, after a pause; or joining, where another join names another hub |
+| joined | the connection breaks | joined again after a pause; or joining, if another join names another hub |
 | joined | the hub has forgotten the session | joining, with another join if there is one; else it waits for a join |
 | any | the hub reports the end, or is silent for a day (ten minutes, if it has never answered) | ended |
 

@@ -12,7 +12,7 @@ A trainer watches its own work by this table:
 |---|---|
 | the shipped loop, or an evaluation by it | ten minutes without a sign of life |
 | a loop of the user's own, which may wait for another machine; an emulated machine, which sleeps | never |
-| any of them, once the server has given it up or it blocks a queued order | a minute |
+| any of these, if the server has abandoned the order, or another order waits for its end | a minute |
 """
 
 from __future__ import annotations

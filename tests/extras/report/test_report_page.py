@@ -183,7 +183,7 @@ def test_a_timeline_shows_each_kind_of_time(runs: list[RunData]) -> None:
 
 def test_commits_are_marks_at_the_foot_that_cross_nothing(runs: list[RunData]) -> None:
     picture = timeline(runs[0])
-    assert picture is not None and "marks at the foot" in picture.caption
+    assert picture is not None and "Marks at the bottom" in picture.caption
     (axes,) = picture.figure.axes
     assert [max(line.get_ydata()) for line in axes.lines] == [0.04] * 3
 
@@ -232,7 +232,7 @@ def test_eight_of_many_silos_have_lines_of_batch_sizes(runs: list[RunData]) -> N
     few = draw.batch_sizes(replace(runs[0], silos=names[:8], orders=spans))
     assert many is not None and few is not None
     assert len(many.figure.axes[0].lines) == 8 and many.caption.endswith("8 of 9 silos, evenly spaced.")
-    assert few.caption == "A step is an order."
+    assert few.caption == "Each step of a line is one order."
 
 
 def test_thinning_keeps_the_ends() -> None:

@@ -94,7 +94,7 @@ def batch_sizes(run: RunData) -> Picture | None:
     sizes = [span.batch_size for span in run.orders]
     alt = f"Line chart of batch sizes against time. They lie between {min(sizes)} and {max(sizes)} samples."
     few = "" if len(names) == len(run.silos) else f" {len(names)} of {len(run.silos)} silos, evenly spaced."
-    return Picture("Batch sizes", alt, f"A step is an order.{few}", figure)
+    return Picture("Batch sizes", alt, f"Each step of a line is one order.{few}", figure)
 
 
 def waiting(runs: Sequence[RunData]) -> Picture | None:
@@ -116,9 +116,7 @@ def waiting(runs: Sequence[RunData]) -> Picture | None:
         ax.set_xlabel("share of the run [%]" if len(runs) == 1 else "time spent waiting [% of the run]")
         legend_above(figure, ax)
     shares = ", ".join(f"{run.label} {run.summary['wait_fraction']:.0%}" for run in runs)
-    caption = (
-        "Waiting: neither training nor busy with an order otherwise; overhead is an order's time besides training."
-    )
+    caption = "Waiting is time without an order. Overhead is the time of an order besides its training."
     if len(kept) < len(names):
         caption += f" {len(kept)} of {len(names)} silos, evenly spaced."
     return Picture(

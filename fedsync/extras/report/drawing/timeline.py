@@ -100,18 +100,18 @@ def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
 def _caption(
     run: RunData, names: Sequence[str], shown_s: float, whole_s: float, commits: Sequence[float], told: Collection[str]
 ) -> str:
-    notes = ["An order's training is drawn before its overhead: how long each took is known, not when."]
+    notes = ["An order's training is drawn before its overhead. Its beginning is not measured."]
     if any(not span.done for span in run.orders):
-        notes.append("No update: the order failed, or was in work when training ended.")
+        notes.append("No update: the order failed, or was unfinished when training ended.")
     if DROPPED in told:
         notes.append("Dropped: by the operator.")
     if AWAY in told:
-        notes.append("Away: outside of the window in which the silo says that it is there.")
+        notes.append("Away: outside the silo's availability window.")
     if len(names) < len(run.silos):
         notes.append(f"{len(names)} of {len(run.silos)} silos, evenly spaced.")
     if shown_s < whole_s:
         notes.append(f"The first {shown_s:.1f} s of {whole_s:.1f} s.")
-    notes.append("Commits, where updates become a new version of the model, are the marks at the foot.")
+    notes.append("Marks at the bottom are commits: updates become a new version of the model.")
     if len(commits) > MOST_COMMITS:
         notes.append(f"{MOST_COMMITS} of {len(commits)} commits, evenly spaced.")
     return " ".join(notes)
