@@ -206,7 +206,10 @@ def campaign(folder: Path, kills: int, seed: int, limit_s: float = float("inf"))
                     look(folder, trainers, found)
         for trainer in trainers:  # the last repetitions
             trainer.await_ready()
+            end_s = time.monotonic() + _READY_S
             trainer.work(time.monotonic() + LONGEST_S)
+            while not trainer.left and time.monotonic() < end_s:  # a busy machine takes longer for an order
+                trainer.work(time.monotonic() + LONGEST_S)
         look(folder, trainers, found)
     finally:
         for trainer in trainers:
