@@ -45,8 +45,7 @@ def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path
     assert "best.pt 9 best accuracy over all silos" in words
     # Of each number: how many samples, of which split, and how its interval was found.
     assert (
-        "best version (9), test split" in words
-        and "by the bootstrap within classes, of means by the jackknife" in words
+        "best version (9), test split" in words and "by a bootstrap within classes, for means by the jackknife" in words
     )
     assert re.search(r"samples \d+ \(0: \d+, 1: \d+\) \d+", words) and "both models judged by the same samples" in words
     assert "b5" * 32 in words
