@@ -79,7 +79,7 @@ def way_on(runtime: str, folder: Path) -> str:
 
 def why_deaf(folder: Path) -> ConfigError:
     """Return the error for a run that cannot receive commands; raises `FedSyncError` for a malformed summary."""
-    summary, runtime = read_object(folder / SUMMARY, "silos", "strategy") or {}, _header(folder).get("runtime", "")
+    summary, runtime = read_summary(folder) or {}, _header(folder).get("runtime", "")
     if summary.get("stopped_by"):
         return ConfigError(str(folder), f"this run is over: {summary['stopped_by']}", "It cannot be changed any more")
     if runtime and runtime != "virtual" and (summary or is_cut_off(folder)):

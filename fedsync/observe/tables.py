@@ -11,6 +11,9 @@ from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
 
+from fedsync.observe.terminal import words
+
+_BARS = " ▁▂▃▄▅▆▇█"
 MOST_ROWS = 50
 """Maximum number of silos that `silo_table` lists; for more silos, the table shows quantiles."""
 
@@ -89,14 +92,14 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     columns = {"strategy": [str(row["strategy"]) for row in rows]}
     if trained:
-        columns["to target s"] = [_number(row["seconds_to_target"], "{:.1f}", "missed") for row in rows]
-        columns["ratio"] = [_number(row["ratio"], "{:.3f}") for row in rows]
+        columns["to target s"] = [_cell(row["seconds_to_target"], "{:.1f}", "missed") for row in rows]
+        columns["ratio"] = [_cell(row["ratio"], "{:.3f}") for row in rows]
         columns["reached"] = [f"{row['reached']}/{len(row['seeds'])}" for row in rows]
-    columns["total s"] = [_number(row["seconds"], "{:.1f}") for row in rows]
+    columns["total s"] = [_cell(row["seconds"], "{:.1f}") for row in rows]
     if trained:
-        columns["accuracy"] = [_number(row["accuracy"], "{:.4f}") for row in rows]
-    columns["utilised"] = [_number(row["utilisation"], "{:.1%}") for row in rows]
-    columns["waiting"] = [_number(row["wait_fraction"], "{:.1%}") for row in rows]
+        columns["accuracy"] = [_cell(row["accuracy"], "{:.4f}") for row in rows]
+    columns["utilised"] = [_cell(row["utilisation"], "{:.1%}") for row in rows]
+    columns["waiting"] = [_cell(row["wait_fraction"], "{:.1%}") for row in rows]
     table = new_table(title, *columns)
     table.padding = (0, 1, 0, 0)  # eight columns fit 80 characters with two spaces between them, not with three
     for cells in zip(*columns.values(), strict=True):
@@ -110,14 +113,11 @@ def statistics_table(found: Mapping[str, Any]) -> Table:
     title = f"{found['silos']} silos, {_cell(found['rows'])} training rows, of classes 0, 1 ...: {classes}"
     table = new_table(title, "column", "known", "missing", "mean", "deviation", "histogram")
     for column in found["columns"]:
-        numbers = [_number(column.get(name), "{:.4g}") for name in ("mean", "deviation")]
+        numbers = [_cell(column.get(name), "{:.4g}") for name in ("mean", "deviation")]
         table.add_row(
             column["column"], _cell(column["known"]), _cell(column["missing"]), *numbers, _bars(column.get("counts"))
         )
     return table
-
-
-_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def _bars(counts: list[int | str | None] | None) -> str:
@@ -128,18 +128,16 @@ def _bars(counts: list[int | str | None] | None) -> str:
     return "".join(_BARS[-(-8 * count // most)] if isinstance(count, int) else "·" for count in counts)
 
 
-def _cell(count: int | str | None) -> str:
-    return "-" if count is None else str(count)
-
-
 def new_table(title: str | None, *columns: str, left: Collection[str] = (), wraps: str = "") -> Table:
     """Return an empty table for 80 columns and log files. Columns of names are ``left``, by default the first one."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    # Rich would break a title where its table is narrow.
+    above = None if title is None else words(title, "table.title", no_wrap=len(title) <= 80, overflow="ignore")
+    table = Table(title=above, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         justify: JustifyMethod = "left" if column in (left or columns[:1]) else "right"
         table.add_column(column, justify=justify, no_wrap=column != wraps)
     return table
 
 
-def _number(value: float | None, form: str, missing: str = "-") -> str:
+def _cell(value: float | str | None, form: str = "{}", missing: str = "-") -> str:
     return missing if value is None else form.format(value)

@@ -29,8 +29,8 @@ class Terminal(Console):
         return super().render_str(shown(text), **{**options, "markup": False, "emoji": False})
 
 
-def words(text: object, style: str = "") -> Text:
-    return Text(shown(text), style=style)
+def words(text: object, style: str = "", **options: Any) -> Text:
+    return Text(shown(text), style=style, **options)
 
 
 class WordsColumn(TextColumn):

@@ -148,7 +148,7 @@ def test_strategies_can_be_compared_without_training(tmp_path: Path) -> None:
     command += ["--set", "stop.rounds=20"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "no training" in " ".join(done.stdout.split()), "a title may break where its table is narrow"
+    assert "no training" in done.stdout
     assert "round" in done.stdout and "loss" not in done.stdout
     fedavg, balanced = json.loads((tmp_path / "cmp" / "compare.json").read_text())
     # hetero: 20 rounds of 6.4 s; balanced, 20 x 160 samples at 1000 a second, the first one too.
