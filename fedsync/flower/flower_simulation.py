@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from fedsync.config.compatibility import simulated
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.observe.recorder import Listener, add_to_summary
+from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.owner.model_export import export_model
 from fedsync.silo.owner.privacy_ledger import kept_tallies, spent_by
 from fedsync.silo.session.trainer_client import stop_trainers
+
+_START_S = 600.0
+"""Limit of a run without any work [s]: the engine starts all silos, which takes minutes on a busy machine."""
 
 
 def run_simulation(
@@ -70,6 +75,7 @@ def _run(
     rings = emulated_rings(config, cluster, home)
     if rings is not None:
         os.environ[KEYS] = str(rings[0])
+    timing = Timeouts.of(config.waiting, supervised=False)
     strategy = FedSync(
         config,
         cluster,
@@ -77,6 +83,7 @@ def _run(
         runtime="flower",
         target_accuracy=target_accuracy,
         listeners=listeners,
+        timing=timing if config.waiting.idle_s else replace(timing, join_timeout_s=_START_S),
         keys=None if rings is None else rings[1],
         checkpoints=0,  # its silos end with this process, so the run cannot be resumed
     )

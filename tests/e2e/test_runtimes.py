@@ -8,8 +8,11 @@ import torch
 
 from fedsync import replay
 from fedsync.cli import Runtime, runner
+from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.flower.flower_simulation import run_simulation
+from fedsync.server.timeouts import Timeouts
 from tests.e2e.deployed import SMALL
 
 SPEEDS = {"clinic-a": 60_000.0, "clinic-b": 40_000.0, "clinic-c": 20_000.0}
@@ -63,6 +66,23 @@ def _check_files(out: Path, summary: dict[str, object], runtime: Runtime) -> Non
     replay(out / "journal.jsonl")
     assert StrategyConfig.load(out / "config.yaml").model_dump() is not None
     assert ClusterConfig.load(out / "silos.yaml") == CLUSTER
+
+
+@pytest.mark.parametrize(("given", "limit_s"), [([], 600.0), (["waiting.idle_s=45"], 45.0)])
+def test_silos_that_the_simulation_engine_starts_have_ten_minutes(
+    given: list[str], limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three silos needed more than three minutes on a machine with twelve other busy processes."""
+    limits = []
+
+    def created(*settings: object, timing: Timeouts, **others: object) -> None:
+        limits.append(timing.join_timeout_s)
+        raise RunError("only the limit counts here")
+
+    monkeypatch.setattr("fedsync.flower.flower_strategy.FedSync", created)
+    with pytest.raises(RunError, match="only the limit"):
+        run_simulation(StrategyConfig.load("lb-bsp", [*SHORT, *given]), CLUSTER, tmp_path / "out")
+    assert limits == [limit_s]
 
 
 @pytest.mark.full

@@ -93,8 +93,8 @@ class WaitingConfig(Section):
     """Time after which an order has failed, even if it makes progress [s]; left out, there is no limit."""
 
     idle_s: Positive | None = None
-    """Time after which a run has failed if no silo had any work [s]. Left out, 180; ``fedsync server run`` waits
-    without limit. A run that all silos refuse fails at once."""
+    """Time after which a run has failed if no silo had any work [s]. Left out, 180, and 600 in Flower's simulation;
+    ``fedsync server run`` waits without limit. A run that all silos refuse fails at once."""
 
 
 class PrometheusConfig(Section):
