@@ -146,7 +146,9 @@ def seed_of_the_run(size: int, seed: int) -> Guesses:
     victim, present, order = _one_run(size, seed)
     sums, random = victim.sums(order), SeededRandom(order.seed)
     for _ in range(order.max_steps):
-        sums -= _NOISE * CLIP * random.normal(torch.zeros(1, len(sums))).numpy()[0]
+        noise = torch.zeros(1, len(sums))
+        random.add_noise(noise, _NOISE * CLIP)
+        sums -= noise.numpy()[0]
     return _of_one_run(-sums[_FEATURES:], present, victim)
 
 

@@ -50,9 +50,9 @@ class Fixed:
         self.rates: list[tuple[int, float]] = []
         self.drawn = 0
 
-    def normal(self, like: Tensor) -> Tensor:
+    def add_noise(self, total: Tensor, deviation: float) -> None:
         self.drawn += 1
-        return torch.full_like(like, self.drawn)
+        total.add_(deviation * self.drawn)
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         self.rates.append((units, rate))

@@ -421,7 +421,16 @@ def test_noise_of_virtual_time_follows_the_order_s_seed_alone() -> None:
     np.testing.assert_array_equal(one, again)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.06
     for random in (SeededRandom(3), SystemRandom()):
-        assert stats.kstest(random.normal(torch.zeros(20_000)).numpy(), "norm").pvalue > NEVER
+        # In parts that do not end where a block of noise ends, and of more than one type.
+        parts = [noise(random, 20_000), noise(random, 7, torch.float64), noise(random, 41_000)]
+        assert stats.kstest(torch.cat(parts).numpy(), "norm").pvalue > NEVER
+        assert not noise(random, 3, deviation=0.0).any()
+
+
+def noise(random: SeededRandom | SystemRandom, count: int, dtype: Any = None, deviation: float = 2.5) -> torch.Tensor:
+    total = torch.ones(count // 7, 7, dtype=dtype) if count % 7 == 0 else torch.ones(count, dtype=dtype)
+    random.add_noise(total, deviation)
+    return (total - 1).flatten() / 2.5
 
 
 @pytest.mark.parametrize("source", [SystemRandom, lambda: SeededRandom(4)])
@@ -442,9 +451,8 @@ def test_units_are_drawn_one_by_one_with_the_rate(source: Any) -> None:
 
 def test_system_numbers_are_new_for_each_order_and_each_part_of_an_order() -> None:
     one, other = SystemRandom(), SystemRandom()
-    parts = [one.normal(torch.zeros(1000)), one.normal(torch.zeros(1000)), other.normal(torch.zeros(1000))]
-    assert all(not torch.equal(parts[first], parts[second]) for first, second in ((0, 1), (0, 2), (1, 2)))
-    assert one.normal(torch.zeros(3, 5, dtype=torch.float64)).shape == (3, 5)
+    parts = [noise(one, 1000), noise(one, 1000), noise(other, 1000), noise(one, 40_000)[-1000:]]
+    assert len({tuple(part.tolist()) for part in parts}) == len(parts)
 
 
 def test_a_task_of_a_private_run_has_the_private_trainer() -> None:

@@ -37,8 +37,8 @@ _CHANGES: Changes = {
     "train/dp_sgd/private_step.py": (
         (
             "noise-is-divided-by-the-batch-twice",
-            "alpha=settings.noise * settings.clip)",
-            "alpha=settings.noise * settings.clip / ordered)",
+            "(total, settings.noise * settings.clip)",
+            "(total, settings.noise * settings.clip / ordered)",
         ),
         ("noise-comes-again-after-a-crash", "secret = os.urandom(_KEY)", "secret = bytes(_KEY)"),
     ),

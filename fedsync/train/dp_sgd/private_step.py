@@ -36,7 +36,7 @@ from fedsync.train.options import LocalOptions
 
 _KEY, _NONCE = 32, 16
 _PAIRS = 2**13
-"""Pairs of normal numbers at once: few calls for small tensors, and temporary arrays that stay in the cache."""
+"""Pairs of normal numbers at once: few calls for small tensors, and arrays that stay in the cache."""
 
 _PART = 2.0**-53
 
@@ -44,24 +44,26 @@ _PART = 2.0**-53
 class SystemRandom:
     """Random numbers from the operating system, for one order.
 
-    `normal` returns standard normal numbers in the shape, type and device of a tensor. `chosen` returns the numbers,
+    `add_noise` adds normal numbers of the ``deviation`` to a contiguous tensor. `chosen` returns the numbers,
     below ``units``, of those that take part, each with probability ``rate``.
     """
 
     def __init__(self) -> None:
         secret = os.urandom(_KEY)
         self._stream = Cipher(ChaCha20(secret, bytes(_NONCE)), mode=None).encryptor()
-        self._spare = torch.empty(0)
+        self._block, self._used = torch.empty(2 * _PAIRS), 2 * _PAIRS
 
-    def normal(self, like: Tensor) -> Tensor:
-        count, spare = like.numel(), self._spare if self._spare.dtype == like.dtype else self._spare[:0].to(like.dtype)
-        if count > len(spare):
-            left, blocks = len(spare), -(-(count - len(spare)) // (2 * _PAIRS))
-            spare = torch.cat([spare, spare.new_empty(blocks * 2 * _PAIRS)])
-            for block in spare[left:].view(blocks, 2, _PAIRS):
-                self._fill(block)
-        found, self._spare = spare[:count], spare[count:]
-        return found.view(like.shape).to(like.device)
+    def add_noise(self, total: Tensor, deviation: float) -> None:
+        if self._block.dtype != total.dtype:
+            self._block, self._used = self._block.to(total.dtype), 2 * _PAIRS
+        flat, at = total.view(-1), 0
+        while at < len(flat):
+            if self._used == len(self._block):
+                self._fill(self._block.view(2, _PAIRS))
+                self._used = 0
+            part = flat[at : at + len(self._block) - self._used]
+            part.add_(self._block[self._used : self._used + len(part)].to(part.device), alpha=deviation)
+            at, self._used = at + len(part), self._used + len(part)
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         return np.flatnonzero(self._uniform(units).numpy() < rate)
@@ -88,8 +90,9 @@ class SeededRandom:
         self._noise = torch.Generator().manual_seed(seed)
         self._choice = np.random.default_rng([seed, 1])
 
-    def normal(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self._noise, dtype=like.dtype).to(like.device)
+    def add_noise(self, total: Tensor, deviation: float) -> None:
+        noise = torch.randn(total.shape, generator=self._noise, dtype=total.dtype)
+        total.add_(noise.to(total.device), alpha=deviation)
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         return np.flatnonzero(self._choice.random(units) < rate)
@@ -140,7 +143,9 @@ def _clipped(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tensor]:
 def noisy_mean(total: Tensor, random: PrivateRandom, settings: PrivateSettings, ordered: int) -> Tensor:
     """Return a step's gradient: a clipped sum, which is changed, with noise, over the ``ordered`` batch size."""
     assert settings.noise is not None
-    return total.add_(random.normal(total), alpha=settings.noise * settings.clip).div_(ordered)
+    total = total.contiguous()
+    random.add_noise(total, settings.noise * settings.clip)
+    return total.div_(ordered)
 
 
 # Inputs of the first layer need no gradients, which is right here.
