@@ -7,7 +7,6 @@ import typer
 from fedsync.commands import certs, keys, server, silo
 from fedsync.commands.doctor import doctor
 from fedsync.commands.validate import schema, validate
-from fedsync.commands.watch import statistics, watch
 
 GROUPS = {"certs": certs, "keys": keys, "server": server, "silo": silo}
 
@@ -24,6 +23,7 @@ def register(app: typer.Typer) -> None:
     from fedsync.extras.survival.survival_command import survival
     from fedsync.extras.tracing.trace_commands import consent, disclose, trace
     from fedsync.extras.tuning.tune_command import tune
+    from fedsync.extras.watch.watch_commands import statistics, watch
 
     for command in (doctor, evaluate, export, new, page, report, schema, statistics, survival, tune, validate, watch):
         app.command()(command)

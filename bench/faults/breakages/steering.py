@@ -10,9 +10,9 @@ TESTS = (
     "tests/server/test_operator_requests.py",
     "tests/flower/test_checkpoint_files.py",
     "tests/laws/test_steering.py",
-    "tests/observe/test_absences.py",
+    "tests/extras/watch/test_absences.py",
     "tests/observe/test_run_state.py",
-    "tests/observe/test_live.py",
+    "tests/extras/watch/test_live.py",
     "tests/observe/test_progress.py",
     "tests/extras/page/test_page.py",
 )
@@ -87,7 +87,7 @@ _CHANGES: Changes = {
         ),
         ("the-terminal-tells-nothing-of-the-operator", "        self._show_operator(ledger)\n", ""),
     ),
-    "observe/absences.py": (
+    "extras/watch/absences.py": (
         ("a-pause-looks-like-waiting", "self._since_s[EVERYBODY, PAUSED] = at_s", "pass"),
         ("a-question-that-was-refused-is-drawn", "            if not refused:\n", "            if True:\n"),
         (

@@ -15,8 +15,8 @@ from fedsync.core.actions import Commit, Note, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.extras.report.style import thin
-from fedsync.observe.absences import WAITING, pieces
-from fedsync.observe.live import LiveRun
+from fedsync.extras.watch.absences import WAITING, pieces
+from fedsync.extras.watch.live import LiveRun
 from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.rounds import EndedOrder
 from fedsync.observe.run_state import SUMMARY, before_its_beginning, is_cut_off, natural, way_on

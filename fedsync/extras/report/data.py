@@ -18,7 +18,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
 from fedsync.extras.report.read_results import read_results
 from fedsync.extras.report.results import Results
-from fedsync.observe.absences import Absences, Span
+from fedsync.extras.watch.absences import Absences, Span
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.rounds import EndedOrder, RoundPoint

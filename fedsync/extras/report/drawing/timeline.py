@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsync.extras.report.data import OrderSpan, RunData
 from fedsync.extras.report.style import COLOURS, GRID, INK, PAPER, Picture, canvas, name_of, thin
-from fedsync.observe.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, pieces
+from fedsync.extras.watch.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, pieces
 
 if TYPE_CHECKING:
     from matplotlib.patches import PathPatch

@@ -12,7 +12,7 @@ from fedsync.core.events import OperatorAsked, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
 from fedsync.core.operator.operator_commands import ChangeStop, DropSilo, PauseRun
 from fedsync.extras.page.run_view import RunView
-from fedsync.observe.live import MOST_ROWS, LiveRun, watch
+from fedsync.extras.watch.live import MOST_ROWS, LiveRun, watch
 from fedsync.observe.run_state import LISTENING, MISSING, OPERATOR
 from fedsync.observe.terminal import Terminal
 from tests.core.make import answer, joined, orders, policies

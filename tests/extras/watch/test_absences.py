@@ -13,7 +13,7 @@ from fedsync.core.stopping import StopRules
 from fedsync.extras.page.run_view import RunView
 from fedsync.extras.report.data import read_run
 from fedsync.extras.report.drawing.timeline import timeline
-from fedsync.observe.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, Absences, Span, pieces
+from fedsync.extras.watch.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, Absences, Span, pieces
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, joined, orders, policies
 

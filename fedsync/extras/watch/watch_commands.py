@@ -14,7 +14,7 @@ from fedsync.observe.terminal import Terminal
 
 def watch(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
     """Show the busy and waiting silos of a run until it ends; Ctrl-C ends only the display."""
-    from fedsync.observe.live import watch as show
+    from fedsync.extras.watch.live import watch as show
 
     show(folder, Terminal())
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedsync.common.errors import ConfigError
 from fedsync.core.journal import JournalEntry
-from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
+from fedsync.extras.watch.absences import AWAY, DROPPED, GONE, Absences
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.rounds import EndedOrder
