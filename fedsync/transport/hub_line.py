@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,10 +125,10 @@ class HubLine:
         headers = {**self._known(), HEAD: head.dump()}
         self._checked(self._said("POST", "/answers", headers, content))
 
-    def fetch(self, blob: Blob, path: Path, goes_on: Callable[[], bool] = lambda: True) -> None:
+    def fetch(self, blob: Blob, path: Path) -> None:
         """Fetch a blob to the file ``path``, which is written only when complete; resumes an earlier partial download.
 
-        ``goes_on`` is called between retries; False ends them. `ProtocolError` if the data do not match the digest.
+        Raises `ProtocolError` if the data do not match the digest.
         """
         part, breaks = path.with_name(f"{path.name}.part"), 0
         while True:
@@ -139,7 +138,7 @@ class HubLine:
                     self._fetch_on(blob, part, there)
             except _BROKEN:
                 breaks = 1 if part.exists() and part.stat().st_size > there else breaks + 1
-                if breaks > MOST_BREAKS or not goes_on():
+                if breaks > MOST_BREAKS:
                     raise
                 time.sleep(_PAUSES.pause_s(breaks - 1))
                 continue
@@ -164,7 +163,7 @@ class HubLine:
                         raise ProtocolError(SERVER, "blob", f"more than its {blob.nbytes} bytes")
                     file.write(piece)
 
-    def upload(self, ticket: str, payload: Payload, goes_on: Callable[[], bool] = lambda: True) -> bool:
+    def upload(self, ticket: str, payload: Payload) -> bool:
         """Upload a large answer from the hub's offset on; False if the server no longer expects the answer."""
         data = payload.view(np.uint8)
         content, breaks, before = digest(data).hex(), 0, -1
@@ -174,7 +173,7 @@ class HubLine:
                 if reply.status_code == 404:
                     return False
                 self._checked(reply)
-                if reply.headers.get("upload-sha256") == digest:
+                if reply.headers.get("upload-sha256") == content:
                     return True
                 text = reply.headers.get("upload-offset", "")
                 if not text.isdecimal() or int(text) > len(data):
@@ -192,7 +191,7 @@ class HubLine:
                 return True
             except _BROKEN:
                 breaks += 1
-                if breaks > MOST_BREAKS or not goes_on():
+                if breaks > MOST_BREAKS:
                     raise
                 time.sleep(_PAUSES.pause_s(breaks - 1))
 

@@ -141,6 +141,14 @@ def test_a_transfer_goes_on_where_it_was_cut(up: Served, tmp_path: Path) -> None
     assert delivery.payload is not None and bytes(delivery.payload) == bytes(model)
 
 
+def test_what_is_whole_already_is_not_uploaded_again(up: Served) -> None:
+    """Its response was lost."""
+    line, model = up.joined("a"), large()
+    up.hub.send("a", SiloQuestion("train", most=model.nbytes))
+    question = asked(line)
+    assert line.upload(question.ticket, model) and line.upload(question.ticket, model)
+
+
 def test_a_damaged_part_is_noticed_and_fetched_anew(up: Served, tmp_path: Path) -> None:
     line, model = up.joined("a"), large()
     blob = up.hub.publish(model)
