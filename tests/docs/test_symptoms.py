@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("when-*.md"))
 
@@ -24,6 +26,7 @@ def quoted() -> Iterator[str]:
             yield from re.findall(r"`([^`]+)`", row.split(" | ")[0])
 
 
+@pytest.mark.slow
 def test_quoted_messages_are_in_the_code() -> None:
     whole, missing = texts(), list[str]()
     for message in quoted():
