@@ -3,12 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-COLLECTED := $(VENV)/collected.txt
 
 # Each process of a run would compile FedSync anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow examples full coverage ready lint house docs bench soak clean
+.PHONY: demo test slow examples full coverage lint house docs bench soak clean
 .DELETE_ON_ERROR:
 
 # PyTorch first and pinned: the plain name would bring gigabytes of CUDA along.
@@ -24,15 +23,16 @@ demo: $(STAMP)
 	$(BIN)/fedsync compare fedavg lb-bsp --runtime local --set stop.rounds=20 --target-accuracy 0.9 --out runs/demo --overwrite
 
 # Four processes on two cores: much of the time goes by waiting for processes of Flower. A file's tests stay together,
-# and files begin in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# files begin in the order of tests/parallel.py, and the number of tests is not known before the end.
+PYTEST := $(BIN)/python -m pytest -p tests.parallel --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+	-o console_output_style=classic
 
 # What each change runs: all tests but those that take about a second or more.
-test: $(COLLECTED)
+test: $(STAMP)
 	$(PYTEST) -m "not slow and not full and not examples"
 
 # The tests that take about a second or more: most of them are federations, some of real processes. CI runs them, too.
-slow: $(COLLECTED)
+slow: $(STAMP)
 	$(PYTEST) -m "slow and not full and not examples"
 
 # What needs libraries that FedSync itself does without: adapters to them, and the examples of examples/.
@@ -46,19 +46,12 @@ house: $(STAMP)
 	$(BIN)/python -m bench.cost.path
 
 # Everything: also repeats, long runs and the scripts of bench/.
-full: ready
+full: lint
 	$(PYTEST) -m "not examples"
 
 # Everything, with the lines of fedsync/ that no test runs.
 coverage: $(STAMP)
 	$(PYTEST) --cov --cov-report=term
-
-# Tests are compiled once: else each of the four processes would compile them all. Meanwhile mypy has the other processor.
-ready: $(STAMP)
-	$(MAKE) --jobs 2 lint $(COLLECTED)
-
-$(COLLECTED): $(STAMP) $(shell find tests -name '*.py')
-	$(BIN)/python -m pytest --collect-only -m "not examples" > $@ || { tail $@; rm $@; false; }
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

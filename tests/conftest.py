@@ -1,6 +1,5 @@
 """Settings that all tests share."""
 
-import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -11,39 +10,16 @@ from hypothesis import settings
 
 from fedsync.common.sandbox.named_code import CONFIRMED
 from fedsync.common.sandbox.path_sandbox import ALLOWED
+from tests.parallel import long_lived, turn
 
 # The same examples in every run, and no clock: a busy machine must not fail a test.
-settings.register_profile("fedsync", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("fedsync")
+settings.register_profile("full", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("quick", settings.get_profile("full"), max_examples=40)
 
 
-# Files whose tests fork, for PyTorch's workers: while nothing else has been here whose threads a child would lack.
-_FORKING = (
-    "tests/client/test_own_loop.py",
-    "tests/client/test_lasting.py",
-    "tests/client/test_steps.py",
-    "tests/train/test_batches.py",
-)
-
-# Files that take longest, by the time that they took, those first that mostly wait for processes of Flower.
-_LONG = (
-    "tests/e2e/test_recovery.py",
-    "tests/e2e/test_strangers.py",
-    "tests/e2e/",
-    "tests/server/test_region_clients.py",
-    "tests/silo/test_resident_trainer.py",
-    "tests/silo/",
-    "tests/attacks/test_real_processes.py",
-    "tests/laws/test_barriers",
-    "tests/docs/",
-    "tests/test_bench.py",
-    "tests/laws/",
-)
-
-
-def _turn(item: pytest.Item) -> int:
-    """When its file begins: files that fork, then long ones in their order, then all others."""
-    return next((n for n, begin in enumerate((_FORKING, *_LONG)) if item.nodeid.startswith(begin)), 1 + len(_LONG))
+def pytest_configure(config: pytest.Config) -> None:
+    """`make full` tries more examples, where a test does not say how many."""
+    settings.load_profile("quick" if "not full" in config.option.markexpr else "full")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -54,18 +30,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins early: begun last, it would go on while the other processes have nothing left to do."""
-    items.sort(key=_turn)
+    items.sort(key=turn)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collecting thousands of tests makes millions of objects that all stay: it took a third longer to search them."""
-    gc.disable()
-    try:
+    with long_lived():
         return (yield)
-    finally:
-        gc.freeze()  # whoever collects garbage from here on looks at what tests made
-        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Scripts of bench/ load, run to their end and leave their files. What they measure is not tested.
 
-One runs with every change, the others with `make full`.
+One runs with `make slow`, the others with `make full`.
 """
 
 import ast
@@ -38,6 +38,7 @@ def test_every_script_loads() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_names_that_scripts_import_from_the_package_are_there() -> None:
     """Also of modules that only a script's own processes load, and of imports inside functions."""
     missing = []
@@ -61,7 +62,7 @@ def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() ->
 @pytest.mark.parametrize(
     ("script", "arguments", "figures"),
     [
-        ("papers/balancers", [], ["-drop", "-oscillation"]),
+        pytest.param("papers/balancers", [], ["-drop", "-oscillation"], marks=pytest.mark.slow),
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in (
@@ -165,6 +166,7 @@ def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_the_gpu_bench_without_a_gpu_says_so_and_ends(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -175,6 +177,7 @@ def test_the_gpu_bench_without_a_gpu_says_so_and_ends(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_peers_that_are_not_installed_are_skipped_with_a_word_on_how_to_get_them(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
     (tmp_path / "nvflare.py").write_text("raise ImportError('none here')\n")

@@ -204,6 +204,7 @@ def test_all_loggers_and_consoles_are_made_in_one_place() -> None:
     assert not wrong, "\n".join(sorted(wrong))
 
 
+@pytest.mark.slow
 def test_nothing_writes_to_the_standard_streams_past_them() -> None:
     found: dict[str, int] = {}
     for path in set(FILES) - MEANS:
@@ -214,6 +215,7 @@ def test_nothing_writes_to_the_standard_streams_past_them() -> None:
     assert found == WRITES_OWN_TEXT
 
 
+@pytest.mark.slow
 def test_messages_of_logs_are_constants() -> None:
     """What is foreign is an argument, so no ``%`` in it is a place for another."""
     wrong = []

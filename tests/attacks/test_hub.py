@@ -5,7 +5,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,23 +30,36 @@ def up(tmp_path: Path) -> Iterator[Served]:
         yield found
 
 
-def spoken(up: Served, text: str, body: bytes = b"", wait_s: float = 5.0) -> str:
-    """FrameHead of the answer to what is written on a line of one's own; empty where it is closed without one."""
+@contextmanager
+def opened(up: Served, text: str, body: bytes = b"", wait_s: float = 5.0) -> Iterator[ssl.SSLSocket]:
+    """A connection of one's own, on which this is written."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=up.authority)
-    port = up.port
     with (
-        socket.create_connection(("127.0.0.1", port), wait_s) as plain,
+        socket.create_connection(("127.0.0.1", up.port), wait_s) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as line,
     ):
-        found = b""
-        try:
-            line.sendall(text.encode() + body)
+        line.sendall(text.encode() + body)
+        yield line
+
+
+def spoken(up: Served, text: str, body: bytes = b"", wait_s: float = 5.0) -> str:
+    """Head of the answer to what is written on a connection; empty where it is closed without one."""
+    found = b""
+    try:
+        with opened(up, text, body, wait_s) as line:
             while b"\r\n\r\n" not in found and (more := line.recv(65536)):
                 found += more
-        except (TimeoutError, ConnectionError):
-            return "timeout"
-        return found.decode(errors="replace")
+    except (TimeoutError, ConnectionError):
+        return "timeout"
+    return found.decode(errors="replace")
+
+
+def until(happened: Callable[[], bool], wait_s: float = 10.0) -> None:
+    end_s = time.monotonic() + wait_s
+    while not happened():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 def head_of(line: HubLine, method: str, path: str, **more: object) -> str:
@@ -144,26 +158,13 @@ def test_a_slow_body_is_given_up(up: Served, monkeypatch: pytest.MonkeyPatch) ->
 def test_one_silo_holds_no_more_than_its_requests(up: Served) -> None:
     line, other = up.joined("a"), up.joined("b")
     up.hub.send("a", SiloQuestion("train"))
-    threads = [
-        threading.Thread(
-            target=spoken,
-            args=(
-                up,
-                head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=10),
-                b"1",
-                3.0,
-            ),
-        )
-        for _ in range(door.MOST_OPEN)
-    ]
-    for thread in threads:
-        thread.start()
-    time.sleep(1)
-    assert spoken(up, head_of(line, "GET", "/orders?after=0"))[9:12] == "429"
-    up.hub.send("b", SiloQuestion("train"))
-    assert other.asked(0) is not None, "others are served"
-    for thread in threads:
-        thread.join()
+    head = head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=10)
+    with ExitStack() as held:
+        for _ in range(door.MOST_OPEN):
+            held.enter_context(opened(up, head, b"1"))
+        until(lambda: spoken(up, head_of(line, "GET", "/orders?after=0"), wait_s=0.5)[9:12] == "429")
+        up.hub.send("b", SiloQuestion("train"))
+        assert other.asked(0) is not None, "others are served"
 
 
 @pytest.mark.parametrize("digest", ["..%2f..%2fsessions.json", "%2e%2e/sessions.json", "0" * 64, "A" * 64, "*"])
@@ -209,17 +210,16 @@ def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served, tm
     assert question is not None
     told = {"upload_offset": 0, "upload_length": data.nbytes, "content_length": data.nbytes, "upload_sha256": "0" * 64}
     head = head_of(line, "PUT", f"/uploads/{question.ticket}", **told)
-    slow = threading.Thread(target=spoken, args=(up, head, bytes(data.nbytes - 1), 3.0))
-    slow.start()
-    time.sleep(0.3)
-    line.answer(question, "done", data)
-    (answer,) = up.hub.receive(5)
-    assert answer.payload is not None
-    assert answer.payload[-1000:].tobytes() == data[-1000:].tobytes()
-    del answer
-    slow.join()
+    uploads = tmp_path / "hub" / "uploads"
+    with opened(up, head, bytes(data.nbytes - 1)):
+        until(lambda: any(uploads.iterdir()))
+        line.answer(question, "done", data)
+        (answer,) = up.hub.receive(5)
+        assert answer.payload is not None
+        assert answer.payload[-1000:].tobytes() == data[-1000:].tobytes()
+        del answer
     time.sleep(0.5)
-    assert not list((tmp_path / "hub" / "uploads").iterdir()), "what it had sent is written nowhere"
+    assert not list(uploads.iterdir()), "what it had sent is written nowhere"
 
 
 def test_an_answer_is_only_to_one_s_own_questions(up: Served) -> None:

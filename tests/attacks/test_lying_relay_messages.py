@@ -238,6 +238,7 @@ def _run(folder: Path, lie: Any, *overrides: str, **timing: Any) -> Any:
     return committed(folder)
 
 
+@pytest.mark.slow
 def test_sums_that_are_held_back_for_ever_cost_their_region_its_rounds_and_nobody_else(tmp_path: Path) -> None:
     def holds(reply: RegionReply, answer: Payload | None, said: str) -> tuple[str, Payload | None]:
         return (write(RegionReply(reply.session, here=reply.here, knows=True)), None) if reply.sums else (said, answer)

@@ -94,25 +94,18 @@ LONG: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("said", LONG, ids=range(len(LONG)))
-def test_no_field_is_hidden_behind_a_long_value(said: dict[str, Any], federation: Federation) -> None:
-    """The owner would confirm what he has not seen."""
-    text = json.loads(federation.spec("run-a").dump()) | said
+@pytest.mark.parametrize(
+    ("said", "settings"), [*((said, {}) for said in LONG), ({}, {"a": "x" * 2500, "zz": "hidden"})], ids=range(6)
+)
+def test_nothing_is_hidden_behind_a_long_value(
+    said: dict[str, Any], settings: dict[str, str], federation: Federation
+) -> None:
+    """Of the specification or of the run configuration: the owner would confirm what he has not seen."""
+    text = json.dumps(json.loads(federation.spec("run-a").dump()) | said, separators=(",", ":"))
     with (
         patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))),
         pytest.raises(OwnerRefusal),
     ):
-        check_approved(Identity(json.dumps(text, separators=(",", ":")), 0, "silo-a"))
-    for run in approvals(federation).waiting():
-        assert "hidden" in "\n".join(summary(run, federation.config("silo-a")))
-
-
-def test_no_setting_is_hidden_behind_a_long_one(federation: Federation) -> None:
-    settings = json.dumps({"a": "x" * 2500, "zz": "hidden"})
-    with (
-        patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))),
-        pytest.raises(OwnerRefusal),
-    ):
-        check_approved(Identity(federation.spec("run-a").dump(), 0, "silo-a", run_config=settings))
+        check_approved(Identity(text, 0, "silo-a", run_config=json.dumps(settings)))
     for run in approvals(federation).waiting():
         assert "hidden" in "\n".join(summary(run, federation.config("silo-a")))

@@ -102,6 +102,7 @@ def fork(federation: Federation, name: str, back_to: int) -> Victim:
     return silo
 
 
+@pytest.mark.slow
 def test_another_name_leads_back_a_few_versions_a_few_times(make: Make) -> None:
     """The difference of two sums of one version is one silo's update. Without a bound every version gave one."""
     federation = make(cipher="{kind: pad, members: 2}")

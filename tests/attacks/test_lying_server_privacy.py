@@ -86,6 +86,7 @@ def test_batches_of_no_rows_and_of_more_rows_than_there_are_cost_what_they_tell(
     assert heard.refused or batch_size > ROWS or not np.any(np.isfinite(answers(heard)))
 
 
+@pytest.mark.slow
 def test_many_orders_end_at_the_budget_over_runs_texts_and_restarts(silo: Silo) -> None:
     """Each run has another name, or another text under the same name, and each is begun twice."""
     released = 0

@@ -136,6 +136,7 @@ def test_an_emulated_machine_draws_its_noise_from_the_system_and_pays_the_owners
     assert silo.steps == 2
 
 
+@pytest.mark.slow
 def test_noise_that_a_run_chose_once_gives_way_to_a_floor_that_its_owner_raised(place: Path) -> None:
     dp = {"kind": "dp-sgd", "clip": 1.0, "target_epsilon": 7.0, "delta": 1e-3}
     silo = Silo(place / "s")

@@ -242,6 +242,7 @@ def test_it_trains_and_judges_as_in_the_sessions_own_process(
         assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_an_order_is_halted_and_told_how_far_it_is(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -325,6 +326,7 @@ def test_a_second_name_of_a_key_in_the_data_stops_the_training_process(
         process(place, monkeypatch, started)
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_be_built_is_the_same_error_as_without_a_room(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:

@@ -96,6 +96,7 @@ def test_noise_has_the_deviation_of_the_settings_and_comes_from_the_order_in_vir
     assert (first != second).all(), "a real silo's noise does not follow from the seed that the server knows"
 
 
+@pytest.mark.slow
 def test_rows_are_drawn_with_the_rate_that_the_batch_size_means() -> None:
     sizes: list[int] = []
 

@@ -67,6 +67,7 @@ def test_batches_follow_the_speeds_and_nothing_changes_under_encryption(cipher: 
     assert state["norm.num_batches_tracked"].dtype == torch.int64
 
 
+@pytest.mark.slow
 def test_an_app_that_reads_two_values_is_balanced_as_a_whole(tmp_path: Path) -> None:
     """No steps: it cuts its loader by itself."""
     whole = ("train_fn(model, trainloader,", "train_fn(model, first(trainloader, msg.content['config']['max-steps']),")
@@ -113,6 +114,7 @@ def test_with_equal_batches_it_is_fedavg_by_hand(tmp_path: Path) -> None:
             assert np.abs(models[version][name] - expected).max() <= 1e-6 * scale, name
 
 
+@pytest.mark.slow
 def test_a_bsp_halts_its_loop_in_the_middle(tmp_path: Path) -> None:
     """Once c is done, half of all samples are, and a and b stop where they are."""
     config = strategy_of(
@@ -231,6 +233,7 @@ def test_the_folder_that_an_app_imports_from_is_fenced_too(tmp_path: Path) -> No
         inner.checked(spec, 0)
 
 
+@pytest.mark.slow
 def test_two_runs_apps_of_one_name_are_two(tmp_path: Path) -> None:
     for name, rate in (("one", "0.05"), ("two", "0.01")):
         folder = stock_app(tmp_path / name, [*CHANGES, ('msg.content["config"]["lr"]', rate)])

@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE, CLIENTAPP = DOCS / "your-loop.md", DOCS / "flower-clientapp.md"
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_flower_app_are_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text(encoding="utf-8") + CLIENTAPP.read_text(encoding="utf-8")
     blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', text, re.DOTALL))

@@ -161,6 +161,7 @@ def test_a_plan_without_enough_silos_is_no_valid_one(
 
 
 @pytest.mark.parametrize("plan", ["too little for one", "spent on the way"])
+@pytest.mark.slow
 def test_a_plan_that_some_silos_leave_is_valid_and_names_them(plan: str, silos: Path, tmp_path: Path) -> None:
     told = call("validate", private(tmp_path, privacy=PLANS[plan][0], min_silos=3), "--silos", silos)
     words = " ".join(told.split())

@@ -27,6 +27,7 @@ run_timing(config, ClusterConfig.load("hetero"), Path("run"))
 """
 
 
+@pytest.mark.slow
 def test_the_barrier_and_the_predictor_run_and_commit_at_60_percent_of_the_examples(tmp_path: Path) -> None:
     blocks = re.findall(r"```(?:python|yaml) title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     for title, text in blocks:

@@ -88,6 +88,7 @@ def test_our_start_takes_what_theirs_does() -> None:
     assert theirs.keys() <= ours.keys()
 
 
+@pytest.mark.slow
 def test_the_app_trains(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     begin = fedsync.FedSync.start

@@ -102,7 +102,7 @@ def test_compositions_are_those_of_the_shipped_files() -> None:
     assert {name: usual | found for name, found in yaml.safe_load(text).items()} == wanted
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_examples_of_yaml_are_yaml(page: Path) -> None:
-    for _, text in blocks(page, "yaml"):
-        assert isinstance(yaml.safe_load(text), dict)
+def test_examples_of_yaml_are_yaml() -> None:
+    for page in PAGES:
+        for _, text in blocks(page, "yaml"):
+            assert isinstance(yaml.safe_load(text), dict), page

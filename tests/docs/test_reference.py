@@ -1,12 +1,16 @@
 """The YAML reference has every key of every file, with its meaning."""
 
+from functools import cache
+
 import pytest
 import reference
+
+pages = cache(reference.pages)
 
 
 def row(page: str, heading: str, key: str) -> list[str]:
     """Cells of a key's row under the heading with this anchor."""
-    text = reference.pages()[page].split(f"{{ #{heading} }}")[1].split("\n#")[0]
+    text = pages()[page].split(f"{{ #{heading} }}")[1].split("\n#")[0]
     (line,) = (line for line in text.splitlines() if line.startswith(f"| `{key}` |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
@@ -55,6 +59,6 @@ def test_meanings_are_what_the_source_says_below_a_key(page: str, heading: str, 
 
 
 def test_every_row_has_a_meaning() -> None:
-    rows = [line for page in reference.pages().values() for line in page.splitlines() if line.startswith("| `")]
+    rows = [line for page in pages().values() for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert not [line for line in rows if line.endswith("|  |")]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # building the site takes seconds
 
 
 class Loads(HTMLParser):
@@ -40,7 +41,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_every_page_is_there(site: Path) -> None:
     sources = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
     assert sources
@@ -48,7 +48,6 @@ def test_every_page_is_there(site: Path) -> None:
         assert (site / page).is_file(), page
 
 
-@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere_and_every_picture_has_words(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 10

@@ -66,6 +66,7 @@ def endless_run(silos: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_killed_local_run_leaves_no_process(endless_run: subprocess.Popen[bytes]) -> None:
     family = psutil.Process(endless_run.pid).children(recursive=True)
     assert len(family) >= 7, "a SuperLink and what starts ServerApps, a ServerApp, two SuperNodes and two trainers"

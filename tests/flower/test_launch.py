@@ -34,11 +34,13 @@ def test_a_program_that_flower_does_not_have_is_none() -> None:
         launch.entry_point("nothing")
 
 
+@pytest.mark.slow
 def test_a_supernode_without_a_connection_ends_whatever_it_has_begun() -> None:
     done = run("supernode", "--insecure")
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_supernode_serves_its_own_processes_on_loopback_at_a_free_port() -> None:
     ports = []
     for _ in range(2):

@@ -22,13 +22,14 @@ from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Payload
 from fedsync.observe.replay import replay
 from fedsync.silo.protocol import Completed, EvaluateModel
-from tests.laws.kinds import cases, configuration, name_of
+from tests.laws.kinds import COMBINED, VARIANTS, cases, configuration, name_of
 from tests.laws.test_wire import BACK, CHANGES, SIZE, Silo
 from tests.simulation.fake import machines, simulate
 
 CASES = [case for case in cases() if case[0] in ("barrier", "aggregation")]
 RUNS = [*(configuration(case, {"seconds": 9.0}) for case in CASES), StrategyConfig.load("fsp", CHANGES[BACK])]
 NAMES = [*map(name_of, CASES), BACK]
+VARIED = [name_of(case) for case in (*VARIANTS, *COMBINED) if case[0] == "barrier"]
 FEW_BITS = "{up: bf16, down: int8}"
 
 
@@ -121,7 +122,11 @@ class Oracle:
 @pytest.mark.parametrize(
     ("config", "wire"),
     [
-        *(pytest.param(config, "{}", id=f"{name}-fp32") for config, name in zip(RUNS, NAMES, strict=True)),
+        *(
+            # Each kind of barrier once; its variants are slow together.
+            pytest.param(config, "{}", id=f"{name}-fp32", marks=[pytest.mark.slow] * (name in VARIED))
+            for config, name in zip(RUNS, NAMES, strict=True)
+        ),
         *(
             # A barrier sees nothing of how models travel.
             pytest.param(config, FEW_BITS, id=f"{name}-int8", marks=[pytest.mark.full] * (case[0] == "barrier"))

@@ -3,11 +3,14 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from fedsync.core.actions import Discard
 from tests.laws.law import laws
 from tests.laws.watched import NAMES, Run, runs
 
 
+@pytest.mark.slow
 def test_the_corners_bring_about_every_kind_of_mishap() -> None:
     """The scenarios do bring about what the laws are meant to survive."""
     seen: Counter[str] = Counter()

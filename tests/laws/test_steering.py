@@ -18,10 +18,15 @@ from fedsync.core.operator.operator_commands import (
 )
 from tests.laws.corners import corners
 from tests.laws.fake_cluster import FakeCluster, Outcome
-from tests.laws.kinds import cases, name_of, policies_of
+from tests.laws.kinds import COMBINED, VARIANTS, cases, name_of, policies_of
 from tests.laws.watch import Case
 
-BARRIERS = [case for case in cases() if case[0] == "barrier"]
+VARIED = (*VARIANTS, *COMBINED)
+BARRIERS = [
+    pytest.param(case, marks=[pytest.mark.slow] * (case in VARIED), id=name_of(case))
+    for case in cases()
+    if case[0] == "barrier"
+]
 PAUSE_S, CONTINUE_S, DROP_S, READMIT_S, END_S = 4.0, 9.0, 11.0, 15.0, 24.0
 OUT = "silo-4"
 ASKED: dict[float, OperatorQuestion] = {
@@ -61,7 +66,7 @@ def between(entries: list[JournalEntry], begin_s: float, end_s: float) -> list[o
     return [action for entry in entries if begin_s < entry.at_s < end_s for action in entry.actions]
 
 
-@pytest.mark.parametrize("case", BARRIERS, ids=name_of)
+@pytest.mark.parametrize("case", BARRIERS)
 @pytest.mark.parametrize("corner", [pytest.param("quiet", marks=pytest.mark.full), "chaos"])
 def test_a_run_is_steered_under_every_barrier(case: Case, corner: str) -> None:
     operator = Operator(case, corner)

@@ -137,6 +137,7 @@ def test_a_plan_follows_the_orders_of_the_run(
     assert list(told.columns[5].cells) == (["-"] * len(plan) if basis is Basis.TIMED else list(told.columns[4].cells))
 
 
+@pytest.mark.slow
 def test_schedules_differ_in_what_they_cost(tmp_path: Path) -> None:
     """Else equal plans would say nothing about draws, batches and returns."""
 

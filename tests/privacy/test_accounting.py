@@ -41,6 +41,7 @@ def counted(phases: list[tuple[Release, int]]) -> Counter[Release]:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 20))])
+@pytest.mark.slow
 def test_a_changing_schedule_costs_what_dp_accounting_finds_by_hand(seed: int) -> None:
     phases = schedule(seed)
     found = epsilon(counted(phases), DELTA)

@@ -413,6 +413,7 @@ def test_a_budget_of_all_data_replaced_by_named_ones_resets_nothing_nor_the_othe
     assert found.spent == ledger_of(both, "patients").spent == {STEP: 8}
 
 
+@pytest.mark.slow
 def test_without_an_owner_s_budget_a_target_holds_over_restarts(folder: Path) -> None:
     aim = {**PRIVATE, "noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
     spec = RunSpec.of(strategy(folder, aim), None, 3)

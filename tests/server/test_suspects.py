@@ -59,6 +59,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, liar: st
     "cipher",
     [pytest.param("{kind: pad, members: 2}", marks=pytest.mark.full), "{kind: masked, inner: {kind: bfv, members: 2}}"],
 )
+@pytest.mark.slow
 def test_a_silo_that_spoils_every_sum_is_left_out_and_the_run_learns(
     cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     stop_trainers(tmp_path / "s")
 
 
+@pytest.mark.slow
 def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
     root: Path, server: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,6 +197,7 @@ def test_all_silos_write_the_same_best_model_and_say_which_version_it_is(
     assert len(files) == 1 and len(sessions) == 3
 
 
+@pytest.mark.slow
 def test_of_a_run_without_a_best_model_none_of_another_stays(file: Path, tmp_path: Path) -> None:
     keep(file, "run", at_s=1e9)
     for name in ("best.pt", "best.json"):
@@ -233,6 +234,7 @@ def test_the_newest_run_is_meant_however_short(file: Path, tmp_path: Path) -> No
     assert set(model_in(tmp_path)) == {40.0}
 
 
+@pytest.mark.slow
 def test_of_one_runs_trainers_the_one_that_got_furthest_counts(file: Path, tmp_path: Path) -> None:
     keep(file, "run", at_s=1e9, version=7)
     keep(file, "run", at_s=1e9 + 1, version=5, silo="before-it-was-renamed")
@@ -240,6 +242,7 @@ def test_of_one_runs_trainers_the_one_that_got_furthest_counts(file: Path, tmp_p
     assert export(file, tmp_path).split(": ")[1] == "version 7 of run run (2001-09-09 01:46 UTC)\n"
 
 
+@pytest.mark.slow
 def test_two_runs_that_a_server_calls_by_one_name_are_two(file: Path, tmp_path: Path) -> None:
     """Else the older one, which got further, would be written for the newer."""
     old = keep(file, "run", at_s=1e9, version=40)
@@ -258,6 +261,7 @@ def _marked(file: Path) -> None:
     code.write_text(f"raise RuntimeError\n{code.read_text()}")
 
 
+@pytest.mark.slow
 def test_code_that_the_owner_does_not_name_any_more_is_not_run_for_an_export(file: Path, tmp_path: Path) -> None:
     keep(file, "run", at_s=1e9)
     _marked(file)

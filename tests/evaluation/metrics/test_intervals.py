@@ -22,6 +22,7 @@ def test_the_interval_of_an_auroc_is_that_of_a_bootstrap_of_samples() -> None:
     assert mine == pytest.approx(np.quantile(found, [0.025, 0.975]), abs=0.006)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(7)
     covered = {"accuracy": 0, "mae": 0, "rmse": 0, "r2": 0}

@@ -26,6 +26,7 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_reviewers_sign_and_a_change_is_found(code: Path, keys: Path) -> None:
     with pytest.raises(ConfigError, match="no reviewer signed this code"):
         call("code", "verify", code)

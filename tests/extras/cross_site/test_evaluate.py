@@ -158,28 +158,21 @@ def took_part(state: Path, spec: RunSpec, share: int, at_s: float) -> None:
     os.utime(folder, (at_s, at_s))
 
 
-def test_what_the_owner_has_closed_stays_closed(run: Path, tmp_path: Path, state: Path) -> None:
-    """The run names a file that is not below the folders of silo.yaml."""
-    rows, file, mine = tmp_path / "closed.csv", tmp_path / "silo.yaml", tmp_path / "mine"
+@pytest.mark.parametrize(("linked", "why"), [(False, "data"), (True, r"rows\.csv")])
+def test_what_the_owner_has_closed_stays_closed(
+    run: Path, tmp_path: Path, state: Path, *, linked: bool, why: str
+) -> None:
+    """The run names a file that is not below the folders of silo.yaml, or a hard link below them to a closed one."""
+    file, mine = tmp_path / "silo.yaml", tmp_path / "mine"
+    rows = state / "kept.csv" if linked else tmp_path / "closed.csv"
     rows.write_text("x,y\n1,0\n2,1\n" * 20)
     mine.mkdir()
+    if linked:
+        os.link(rows, mine / "rows.csv")
+        rows = mine / "rows.csv"
     task = json.dumps({"kind": "csv", "files": [str(rows)], "target": "y"})
     took_part(state, RunSpec.of(StrategyConfig.load("fedavg", [f"task={task}"]), None, 1), share=0, at_s=1000)
     silo = {"name": "b", "server": "localhost:1", "insecure": True, "state": str(state), "data": [str(mine)]}
     file.write_text(yaml.safe_dump(silo))
-    with pytest.raises(OwnerRefusal, match="data"):
-        call("evaluate", "--silo", file, "--model", run / "model.pt")
-
-
-def test_a_second_name_of_a_closed_file_stays_closed(run: Path, tmp_path: Path, state: Path) -> None:
-    """A hard link lies in a data folder as any file does."""
-    mine, closed, file = tmp_path / "mine", state / "kept.csv", tmp_path / "silo.yaml"
-    mine.mkdir()
-    closed.write_text("x,y\n1,0\n2,1\n" * 20)
-    os.link(closed, mine / "rows.csv")
-    task = json.dumps({"kind": "csv", "files": [str(mine / "rows.csv")], "target": "y"})
-    took_part(state, RunSpec.of(StrategyConfig.load("fedavg", [f"task={task}"]), None, 1), share=0, at_s=1000)
-    silo = {"name": "b", "server": "localhost:1", "insecure": True, "state": str(state), "data": [str(mine)]}
-    file.write_text(yaml.safe_dump(silo))
-    with pytest.raises(OwnerRefusal, match=r"rows\.csv"):
+    with pytest.raises(OwnerRefusal, match=why):
         call("evaluate", "--silo", file, "--model", run / "model.pt")

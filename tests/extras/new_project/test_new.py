@@ -40,6 +40,7 @@ def test_a_project_validates_and_learns_until_its_target_is_reached(tmp_path: Pa
     assert rows[0]["accuracy"] < summary["accuracy"]
 
 
+@pytest.mark.slow
 def test_the_project_s_own_test_passes(tmp_path: Path) -> None:
     project = made(tmp_path / "project")
     test = runpy.run_path(str(project / "test_project.py"))["test_a_few_rounds_learn"]

@@ -306,6 +306,7 @@ def test_an_order_that_the_operator_took_is_no_failure_and_what_was_refused_is_n
     assert [text for _, text, _ in look["operator"]] == ["dropped a", "drop x"]
 
 
+@pytest.mark.slow
 def test_a_long_run_is_shown_in_bounded_space(tmp_path: Path) -> None:
     coordinator = Coordinator(policies())
     writer = JournalWriter(tmp_path / JOURNAL, {"runtime": "local", "config": {"name": "x"}})

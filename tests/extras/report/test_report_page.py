@@ -65,7 +65,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunData]:
 
 @pytest.fixture(scope="module")
 def pages(runs: list[RunData]) -> dict[int, str]:
+    """Drawn, which takes seconds."""
     return {1: page(runs[:1]), 2: page(runs)}
+
+
+@pytest.fixture(scope="module")
+def words_of(runs: list[RunData]) -> dict[int, str]:
+    """The same pages with empty figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsync.extras.report.report_page.to_svg", lambda figure: '<svg viewBox="0 0 1 1"></svg>')
+        return {1: page(runs[:1]), 2: page(runs)}
 
 
 @pytest.mark.slow
@@ -92,6 +101,7 @@ def test_the_page_is_well_formed_and_complete(pages: dict[int, str], count: int)
     assert all(figure["role"] == "img" and len(figure["aria-label"]) > 30 for figure in figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_page_loads_nothing(pages: dict[int, str], count: int) -> None:
     text, read = pages[count], Reader(pages[count])
@@ -110,6 +120,7 @@ def test_much_memory_is_shown_in_megabytes() -> None:
     assert amount("energy_j", 4.8604e8) == "4.8604e+08"
 
 
+@pytest.mark.slow
 def test_references_inside_figures_lead_somewhere(pages: dict[int, str]) -> None:
     text = pages[2]
     ids = set(Reader(text).ids)
@@ -117,9 +128,9 @@ def test_references_inside_figures_lead_somewhere(pages: dict[int, str]) -> None
     assert used <= ids
 
 
-def test_the_summary_is_in_the_page(pages: dict[int, str]) -> None:
+def test_the_summary_is_in_the_page(words_of: dict[int, str]) -> None:
     """By hand: 2 silos, 3 rounds of 2.5 s; a waits 4.5 s of 15 s, which is 30 %; 9 s of training are 60 %."""
-    words = " ".join(" ".join(Reader(pages[1]).words).split())
+    words = " ".join(" ".join(Reader(words_of[1]).words).split())
     for said in ("duration [s] 7.5", "rounds (commits) 3", "time spent waiting 30.0%", "time spent training 60.0%"):
         assert said in words
     assert "waits : 3 rounds done" in words
@@ -130,8 +141,8 @@ def test_the_summary_is_in_the_page(pages: dict[int, str]) -> None:
     )
 
 
-def test_what_differs_between_runs_is_listed(pages: dict[int, str]) -> None:
-    words = " ".join(" ".join(Reader(pages[2]).words).split())
+def test_what_differs_between_runs_is_listed(words_of: dict[int, str]) -> None:
+    words = " ".join(" ".join(Reader(words_of[2]).words).split())
     assert "barrier.kind bsp asp" in words
     assert "stop.rounds 3 6" in words
     assert "local.steps 4" not in words
@@ -150,10 +161,10 @@ def test_what_comes_from_a_run_is_escaped(runs: list[RunData]) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_that_has_not_ended_says_so(runs: list[RunData], pages: dict[int, str]) -> None:
+def test_a_run_that_has_not_ended_says_so(runs: list[RunData], words_of: dict[int, str]) -> None:
     words = "".join(Reader(page([replace(runs[0], ended=False)])).words)
     assert "Not ended when this was written: waits" in words
-    assert "Not ended" not in pages[2]
+    assert "Not ended" not in words_of[2]
 
 
 @pytest.mark.slow
@@ -267,7 +278,7 @@ def test_the_page_opens_with_what_was_trained_how_good_what_waiting_cost_and_wha
     assert [each for each in Reader(text).of("details") if "open" in each] == [], "figures and configuration are folded"
 
 
-def test_there_is_one_figure_of_accuracy(pages: dict[int, str]) -> None:
-    for text in pages.values():
+def test_there_is_one_figure_of_accuracy(words_of: dict[int, str]) -> None:
+    for text in words_of.values():
         titles = [title for title in re.findall(r"<figure[^>]*><h3>([^<]*)</h3>", text) if "ccuracy" in title]
         assert [title.lower() for title in titles if "balanced" not in title] == ["accuracy against time"]

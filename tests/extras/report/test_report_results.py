@@ -101,6 +101,7 @@ def test_names_of_silos_and_metrics_are_escaped(tmp_path: Path) -> None:
     assert all(named.get("title", "") == "" or "onerror" not in named for _, named in read.attributes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(200, marks=pytest.mark.full)])
 def test_any_number_of_silos_has_a_page(tmp_path: Path, count: int) -> None:
     text = page([told(tmp_path, [f"silo-{number}" for number in range(count)], {"auroc": True})])

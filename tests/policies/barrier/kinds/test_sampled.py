@@ -328,7 +328,7 @@ def test_looking_at_nobody_is_asp(tmp_path: Path, kind: dict[str, Any], stalenes
 @pytest.mark.parametrize(
     ("staleness", "more"),
     [
-        *((0, -1), (1, 0), (3, 5)),
+        *((0, -1), (1, 0), pytest.param(3, 5, marks=pytest.mark.slow)),
         *(pytest.param(*each, marks=pytest.mark.full) for each in ((0, 0), (0, 5), (1, -1), (1, 5), (3, -1), (3, 0))),
     ],
 )

@@ -1,0 +1,32 @@
+"""`tests.parallel`: a process imports the files that it runs and no others, and each test runs once."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COUNTED = "import os, pathlib, pytest\npathlib.Path(__file__).with_suffix(f'.{os.getpid()}').touch()\n"
+FILE = COUNTED + "def test_a(): pass\n@pytest.mark.slow\n@pytest.mark.parametrize('n', [1, 2])\ndef test_b(n): BODY\n"
+OUTCOMES = re.compile(r"(\d+) (passed|failed|error)")
+
+
+def outcomes(folder: Path, marks: str) -> dict[str, int]:
+    """How many tests of a folder passed and failed, and how many files could not be imported."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.parallel", "-n", "2", "--dist", "loadfile", "-m", marks]
+    done = subprocess.run([*command, "-c", "/dev/null", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    return {what: int(count) for count, what in OUTCOMES.findall(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.slow
+def test_each_test_runs_once_and_each_file_is_imported_by_one_process(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"test_{number}.py").write_text(FILE.replace("BODY", "assert n == 1" if number == 3 else "pass"))
+    assert outcomes(tmp_path, "slow or not slow") == {"passed": 11, "failed": 1}
+    assert len([path for path in tmp_path.iterdir() if path.suffix not in (".py", "")]) == 4
+    (tmp_path / "test_4.py").write_text("import nothing_of_that_name\n")
+    assert outcomes(tmp_path, "slow") == {"passed": 7, "failed": 1, "error": 1}
+    (tmp_path / "test_3.py").unlink()
+    assert outcomes(tmp_path, "not slow") == {"passed": 3, "error": 1}
