@@ -13,13 +13,8 @@ from fedsync.common.sandbox.path_sandbox import ALLOWED
 from tests.parallel import long_lived, turn
 
 # The same examples in every run, and no clock: a busy machine must not fail a test.
-settings.register_profile("full", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile("quick", settings.get_profile("full"), max_examples=40)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """`make full` tries more examples, where a test does not say how many."""
-    settings.load_profile("quick" if "not full" in config.option.markexpr else "full")
+settings.register_profile("fedsync", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("fedsync")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -26,10 +26,10 @@ def test_a_line_without_end_fills_no_memory_of_the_supervisor(tmp_path: Path) ->
     before = psutil.Process().memory_info().rss
     program = Program("room", [sys.executable, "-c", ENDLESS])
     process = LoggedProcess(program, {}, tmp_path, LogsConfig(bytes=1_000_000, keep=1))
-    time.sleep(0.5)
+    time.sleep(2.0)
     grown = psutil.Process().memory_info().rss - before
     process.end()
-    assert grown < 25 * 2**20
+    assert grown < 100 * 2**20
     assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 3_000_000
 
 
@@ -39,7 +39,7 @@ def test_a_flood_of_one_message_fills_no_log(tmp_path: Path) -> None:
     handler = logging.FileHandler(file)
     logger.addHandler(handler)
     try:
-        for number in range(10_000):
+        for number in range(50_000):
             logger.warning("a head that is none: %s", number)
         logger.warning("something else")
     finally:
@@ -84,8 +84,7 @@ def test_joins_of_hubs_that_never_answer_shut_no_other_run_out(tmp_path: Path, m
     assert len(silent._sessions) == agent.MOST_SESSIONS
     one = next(iter(silent._sessions.values()))[0]
     one._patience_s = agent.GIVE_UP_S  # its hub has answered
-    for session, _ in silent._sessions.values():
-        session._heard_s -= 2.5  # as if so much time had passed
+    time.sleep(2.5)
     dropped_in(-1)
     silent._tend()
     name = name_of(Join(("http://127.0.0.1:1/x",), new_secret(), "", "run -1", "a"))

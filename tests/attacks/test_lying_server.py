@@ -118,7 +118,7 @@ def test_mutated_sums_are_all_the_same_to_the_server(make: Make, monkeypatch: py
     federation.round()
     honest, rng = read_sum(federation, sent(federation)[0].entries[0].sums[0], 1), np.random.default_rng(3)
     victim = federation.silo("silo-a")
-    heard = [give(victim, beginning(federation, add(1, mutated(federation, honest, rng))), 1) for _ in range(50)]
+    heard = [give(victim, beginning(federation, add(1, mutated(federation, honest, rng))), 1) for _ in range(100)]
     assert {(type(one.reply), one.words, one.payload) for one in heard} == {(Refused, heard[0].words, None)}
     assert victim.replica.holds == -1
     assert not give(victim, beginning(federation, *sent(federation)), 1).refused, "the honest one still opens"

@@ -54,6 +54,15 @@ def test_cells_of_fewer_persons_than_the_owner_allows_are_refused(asking: Callab
     assert refusal(federation.silo("silo-b", smaller, limits={"statistics": 4})) is None
 
 
+def test_in_the_clear_it_is_refused_unless_the_owner_allows_it(asking: Callable[..., Federation]) -> None:
+    federation = asking()
+    clear = federation.spec(cipher={"kind": "plain"})
+    assert refusal(federation.silo("silo-a", clear, keys=None)) is Refusal.OWNER
+    assert refusal(federation.silo("silo-b", clear, keys=None, statistics="plain")) is None
+    alone = federation.spec(cipher={"kind": "bfv", "members": 1})
+    assert refusal(federation.silo("silo-c", alone)) is Refusal.OWNER, "a sum of one silo"
+
+
 def test_each_round_counts_as_a_question_of_any_run(asking: Callable[..., Federation]) -> None:
     """Two grids, or two sets of covariates, can be subtracted."""
     federation = asking(owner={"limits": {"surveys_per_hour": 3}})

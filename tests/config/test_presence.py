@@ -70,11 +70,11 @@ TIMES = [("22:00", "06:00"), ("00:00", "23:59"), ("01:30", "02:15"), ("23:59", "
         for times in TIMES
     ],
 )
-def test_at_each_hour_of_the_day_and_season_it_is_there_or_will_be(zone: str, times: tuple[str, str]) -> None:
+def test_at_each_quarter_of_a_year_it_is_there_or_will_be(zone: str, times: tuple[str, str]) -> None:
     told = window(*times, zone)
     now = at("2026-01-01 00:07")
-    for _ in range(0, 366 * 24, 13):
-        now += timedelta(hours=13)
+    for _ in range(0, 366 * 24, 5):
+        now += timedelta(hours=5)
         left_s, next_s = told.left_s(now), told.next_s(now)
         assert (left_s > 0) != (next_s > 0)
         if left_s:

@@ -24,7 +24,7 @@ def test_no_forgery_is_told_from_another(suite: str, tmp_path: Path) -> None:
     """What is refused by the tag, by a digest, by a member's name or by a mask is the same word, and has no more."""
     folder = private_folder(tmp_path / "k")
     recorded = Recorded(suite, folder)
-    found = forge(recorded, folder, 60, seed=1)
+    found = forge(recorded, folder, 200, seed=1)
     assert len(found) >= 13
     assert {name: dict(each.answers) for name, each in found.items() if not each.one_answer} == {}
     assert ONE_ANSWER == '{"type":"Refused","code":"integrity"}'

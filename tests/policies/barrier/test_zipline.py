@@ -89,7 +89,7 @@ def test_type_of_the_times_follows_the_input() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=300)
 @given(tables(crowded) | tables(wide, silos=3, steps=3) | tables(rounded) | tables(finite))
 def test_exact_methods_agree_with_naive(ends: NDArray[Any]) -> None:
     expected = outcome(find_sync_point(ends, "naive"))
@@ -112,7 +112,7 @@ def test_exact_methods_agree_on_larger_tables(seed: int, n: int, r: int, top: in
         assert outcome(find_sync_point(ends, method)) == expected, method
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=200)
 @given(ends=tables(crowded) | tables(rounded) | tables(finite), method=st.sampled_from(list(METHODS)))
 def test_point_is_a_window_of_one_end_a_silo(ends: NDArray[Any], method: str) -> None:
     before = ends.copy()
@@ -145,7 +145,7 @@ def test_layout_in_memory_does_not_matter(method: str) -> None:
     assert outcome(find_sync_point(ends.tolist(), method)) == expected
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=200)
 @given(tables(crowded, silos=3, steps=5))
 def test_full_grid_scan_finds_the_least_spread_up_to_three_silos(ends: NDArray[Any]) -> None:
     assert find_sync_point(ends, "full_grid_scan").waiting == find_sync_point(ends).waiting
