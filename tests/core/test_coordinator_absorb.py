@@ -17,16 +17,6 @@ from fedsync.policies.barrier.wrappers.default_wrappers import OpenableSums
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, scored
 
 
-def test_the_first_batch_sends_everyone_to_work_from_version_0() -> None:
-    _, first = begin("a", "b")
-    assert {name: (o.update_id, o.base_version, o.round) for name, o in first.items()} == {
-        "a": ("a/1", 0, 1),
-        "b": ("b/1", 0, 1),
-    }
-    assert [(o.batch_size, o.max_steps, o.learning_rate, o.budget_s) for o in first.values()] == [(8, 4, 0.1, None)] * 2
-    assert first["a"].seed != first["b"].seed
-
-
 def test_a_round_commits_when_all_are_in_and_the_next_starts_from_it() -> None:
     coordinator, first = begin("a", "b")
     waiting = coordinator.handle([answer("a", first["a"], 1.0)], 1.0)
@@ -61,15 +51,6 @@ def test_a_lost_silo_is_not_waited_for() -> None:
     assert "cable cut" in discard.reason
     assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0})]
     assert list(orders(entry)) == ["a"]
-
-
-def test_a_failed_order_costs_the_silo_the_round() -> None:
-    coordinator, first = begin("a", "b")
-    entry = coordinator.handle([WorkFailed(1.0, "a", "a/1", "disk full")], 1.0)
-    assert entry.actions == (Discard("a/1", "disk full"),)
-    entry = coordinator.handle([answer("b", first["b"])], 2.0)
-    assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
-    assert orders(entry)["a"].update_id == "a/2"
 
 
 @pytest.mark.parametrize(("silo", "update_id"), [("a", "a/9"), ("b", "a/1"), ("ghost", "ghost/1")])
@@ -124,12 +105,6 @@ def test_a_bad_report_costs_the_silo_the_round_and_never_reaches_a_commit(change
     assert list(again) == ["a", "b"], "the silo is idle and goes on with the others"
     entry = coordinator.handle([answer(name, again[name]) for name in again], 3.0)
     assert of_type(entry, Commit) == [Commit(2, {"a/2": 0.5, "b/2": 0.5})]
-
-
-def test_part_of_an_order_is_a_good_report() -> None:
-    coordinator, first = begin("a")
-    entry = coordinator.handle([answer("a", first["a"], steps=1, samples=3)], 1.0)
-    assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0})]
 
 
 @pytest.mark.parametrize("said", [scored(math.nan), scored(math.inf), scored(0.5, samples=-1)])
@@ -216,11 +191,3 @@ def test_a_success_in_between_starts_the_count_of_failures_anew() -> None:
         work = orders(entry)
         assert of_type(entry, Stop) == []
     assert coordinator.version == 3
-
-
-def test_one_working_silo_keeps_the_run_alive() -> None:
-    coordinator, work = begin("a", "b", stop=StopRules(rounds=9))
-    for number in range(1, 7):
-        coordinator.handle([WorkFailed(number, "a", f"a/{number}", "broken")], number)
-        work = orders(coordinator.handle([answer("b", work["b"])], number))
-        assert list(work) == ["a", "b"]

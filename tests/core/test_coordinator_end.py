@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop, WakeAt
+from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, Event, SiloLost, TimerFired, WorkFailed
 from fedsync.core.journal import JournalEntry
@@ -12,7 +12,7 @@ from fedsync.core.orders import WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
 from fedsync.policies.barrier.kinds.ssp import Asp
-from tests.core.make import Scripted, answer, begin, but_best, joined, of_type, orders, policies, scored
+from tests.core.make import Scripted, answer, begin, but_best, joined, of_type, orders, scored
 
 ONE_ROUND = StopRules(rounds=1)
 
@@ -64,17 +64,6 @@ def test_going_back_to_an_earlier_model_is_no_round() -> None:
     assert of_type(entry, Evaluate) == [Evaluate(3, ("a",))]
 
 
-def test_seconds_end_a_run_although_nothing_happens_then() -> None:
-    """The coordinator has itself woken, once."""
-    coordinator = Coordinator(policies(stop=StopRules(seconds=5.0)))
-    entry = coordinator.handle(joined("a"), 0.0)
-    assert WakeAt(5.0) in entry.actions
-    assert coordinator.handle([], 1.0).actions == ()
-    entry = coordinator.handle([TimerFired(5.0)], 5.0)
-    assert Evaluate(0, ("a",)) in entry.actions
-    assert entry.reason == "5 s are over"
-
-
 @pytest.mark.parametrize(
     "noise",
     [
@@ -114,52 +103,11 @@ def test_the_target_stops_the_run_before_the_next_commit() -> None:
     assert coordinator.version == 1
 
 
-def test_the_target_counts_all_silos_together() -> None:
-    """90 of 100 and 0 of 200 correct: 0.3, although one silo alone is above the target."""
-    coordinator, first = begin("a", "b", stop=StopRules(rounds=9, target_accuracy=0.5))
-    entry = coordinator.handle(
-        [
-            answer("a", first["a"], evaluation=scored(0.9, samples=100)),
-            answer("b", first["b"], evaluation=scored(0.0, samples=200)),
-        ],
-        1.0,
-    )
-    assert of_type(entry, Stop) == []
-    assert of_type(entry, Commit)
-
-
-def test_patience_counts_evaluated_versions_without_a_better_accuracy() -> None:
-    coordinator, first = begin("a", stop=StopRules(rounds=99, patience=2))
-    entry = dispatching(first)
-    for at_s, accuracy in enumerate([0.1, 0.5, 0.5, 0.6, 0.6], start=1):  # versions 0..4; the best is version 3's
-        entry = finish_round(coordinator, entry, at_s, accuracy)
-        assert of_type(entry, Stop) == []
-    entry = finish_round(coordinator, entry, 6.0, 0.3)  # version 5: the second without a better one
-    assert of_type(entry, Stop) == [Stop("no better accuracy in 2 evaluated versions")]
-
-
-def test_an_update_that_comes_during_the_final_evaluation_is_discarded() -> None:
-    coordinator, first = begin("a", "b", stop=StopRules(seconds=10.0))
-    coordinator.handle([answer("a", first["a"], 10.0)], 10.0)
-    entry = coordinator.handle([answer("b", first["b"], 11.0)], 11.0)
-    assert [d.update_id for d in of_type(entry, Discard)] == ["b/1"]
-    assert of_type(entry, Commit) == []
-
-
 def test_the_first_rule_that_holds_is_the_reason() -> None:
     coordinator, first = begin("a", stop=StopRules(rounds=1, seconds=1.0))
     entry = coordinator.handle([answer("a", first["a"], 5.0)], 5.0)
     assert "1 s are over" in entry.reason
     assert of_type(entry, Commit) == [], "time was over before this update was looked at"
-
-
-def test_a_silo_with_easy_data_does_not_reach_the_target_for_all() -> None:
-    """Where silos go on by themselves: a finds 0.95 in version 1, b had found 0.1 in version 0."""
-    coordinator, first = begin("a", "b", barrier=Asp(), stop=StopRules(rounds=9, target_accuracy=0.8))
-    entry = coordinator.handle([answer(n, o, evaluation=scored(0.1)) for n, o in first.items()], 1.0)
-    for at_s in (2.0, 3.0):
-        entry = coordinator.handle([answer("a", orders(entry)["a"], at_s, evaluation=scored(0.95))], at_s)
-        assert of_type(entry, Stop) == of_type(entry, Evaluate) == []
 
 
 def test_the_final_version_is_evaluated_by_all_although_one_has_its_score() -> None:

@@ -83,17 +83,6 @@ def test_weights_are_normalised_and_sorted_by_id() -> None:
     assert list(commit.weights.items()) == [("a/1", 8 / 32), ("b/1", 24 / 32)]
 
 
-def test_orders_follow_measured_speeds_from_the_second_round_on() -> None:
-    """Speeds 300 and 100: of 2 x 8 samples, 12 and 4."""
-    coordinator, first = begin("a", "b", sizing=BALANCED)
-    assert [order.batch_size for order in first.values()] == [8, 8]
-    work = first["a"].planned_samples  # 4 steps x 8 samples
-    entry = coordinator.handle(
-        [answer("a", first["a"], compute_s=work / 300), answer("b", first["b"], compute_s=work / 100)], 1.0
-    )
-    assert [order.batch_size for order in orders(entry).values()] == [12, 4]
-
-
 def test_a_silo_that_comes_back_keeps_its_forecast() -> None:
     coordinator, first = begin("a", "b", sizing=BALANCED)
     coordinator.handle([answer("a", first["a"], compute_s=32 / 300)], 1.0)

@@ -181,11 +181,3 @@ def test_a_server_that_comes_back_goes_on() -> None:
 def test_a_late_joiner_takes_no_part() -> None:
     coordinator, _ = closed(cross_site=CrossSite(local=True))
     assert not of_type(coordinator.handle(joined("c", at_s=2.0), 2.0), Dispatch)
-
-
-def test_without_it_nothing_is_trained_apart() -> None:
-    coordinator = Coordinator(policies(stop=StopRules(rounds=1)))
-    entries = [coordinator.handle(joined("a", "b"), 0.0)]
-    while not coordinator.stopped:
-        entries.append(coordinator.handle(answered(entries[-1]), 1.0))
-    assert not any(order.apart for entry in entries for order in orders(entry).values())

@@ -262,18 +262,6 @@ def test_of_an_update_that_a_barrier_drops_nothing_is_kept() -> None:
     assert ledger._arrived == {}
 
 
-def test_the_last_version_has_a_score_although_others_were_still_at_work_on_it() -> None:
-    coordinator, work = begin("a", "b", stop=StopRules(seconds=3.0))
-    entry = coordinator.handle([answer(name, order, 1.0) for name, order in work.items()], 1.0)
-    ledger = books(coordinator, [], "a", "b")
-    ledger.add(entry)
-    work = orders(entry)
-    ledger.add(coordinator.handle([answer("a", work["a"], 3.0, evaluation=scored(0.0))], 3.0))  # b is still at it
-    ledger.add(coordinator.handle([Evaluated(4.0, name, 1, scored(0.5)) for name in "ab"], 4.0))
-    assert ledger.stopped is not None
-    assert ledger.rounds[-1].accuracy == 0.5, "each silo's answer once"
-
-
 def test_a_rollback_makes_a_version_without_a_round() -> None:
     """Versions 1, 2 (the rollback), 3: two rounds, and version 3's score goes to its own row."""
     ledger = Ledger()

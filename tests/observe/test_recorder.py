@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from fedsync.common.errors import FedSyncError
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated
 from fedsync.core.journal import read_journal
 from fedsync.core.stopping import StopRules
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
-from fedsync.observe.replay import read_ledger, replay
+from fedsync.observe.replay import read_ledger
 from tests.core.make import answer, begin, joined, orders, policies, scored
 
 
@@ -98,22 +96,3 @@ def test_a_second_run_in_the_same_folder_leaves_nothing_of_the_first(tmp_path: P
     assert lines(tmp_path / "rounds.jsonl") == []
     assert len(lines(tmp_path / "journal.jsonl")) == 1
     files.close()
-
-
-def test_a_journal_of_another_seed_does_not_replay(tmp_path: Path) -> None:
-    """The header says seed 3; the entries were made with seed 7."""
-    config = {
-        "name": "x",
-        "seed": 3,
-        "min_silos": 1,
-        "stop": {"rounds": 2},
-        "local": {"steps": 4, "batch_size": 8},
-        "balancer": {"kind": "fixed"},
-        "barrier": {"kind": "bsp"},
-        "task": {"kind": "digits"},
-    }
-    files = recorder(tmp_path, config=config)
-    files.record(Coordinator(policies()).handle(joined("a"), 0.0))
-    files.close()
-    with pytest.raises(FedSyncError, match=r"journal\.jsonl: entry 1 replays differently"):
-        replay(tmp_path / "journal.jsonl")

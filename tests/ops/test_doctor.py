@@ -237,20 +237,6 @@ def test_what_the_keeper_says(tmp_path: Path) -> None:
     assert check(10, next="12:00").ok, "a run that has died once or twice is being cared for"
 
 
-def test_what_the_registrar_says(tmp_path: Path) -> None:
-    assert health.check_registration(tmp_path, NOW).detail == "not running"
-
-    def check(silos: dict[str, str]) -> Check:
-        (tmp_path / "health.json").write_text(
-            json.dumps({"state": "running", "at": (NOW - timedelta(seconds=5)).isoformat(), "silos": silos})
-        )
-        return health.check_registration(tmp_path, NOW)
-
-    assert check({}).detail == "no silo is listed"
-    assert check({"berlin": "registered", "rome": "registered"}).detail == "berlin, rome"
-    failed(check({"berlin": "registered", "rome": "no key"}), "rome: no key", "fedsync server register")
-
-
 def test_what_was_registered_since_the_last_health_file_counts(
     certificates: Path, closed_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,15 +74,6 @@ def test_columns_of_other_kinds_are_refused_with_silo_column_and_row(tmp_path: P
     assert "high" not in str(caught.value)
 
 
-def test_a_survey_refuses_them_alike(tmp_path: Path) -> None:
-    files = [
-        table(tmp_path / "a.csv", ["age", "dose", "sick"]),
-        table(tmp_path / "b.csv", ["years", "dose", "sick"], OTHER),
-    ]
-    with pytest.raises(ConfigError, match=r"'b'.*no column 'age', and a has"):
-        run_virtual(config(files, standardise="federated"), SILOS, tmp_path / "run")
-
-
 def test_a_table_of_numbers_is_matched_by_name_as_well(tmp_path: Path) -> None:
     made = {"kind": "linear", "partition": {"kind": "own"}}
 

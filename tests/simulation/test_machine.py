@@ -63,17 +63,6 @@ def test_a_trace_ends_each_step() -> None:
     )
 
 
-def test_a_trace_of_one_line_is_a_constant_factor() -> None:
-    np.testing.assert_allclose(
-        Load([Trace(np.array([0.0]), np.array([0.25])).pieces()]).ends(2.0, np.array([3.0])), [14.0]
-    )
-
-
-def test_standstills_may_follow_each_other() -> None:
-    trace = Trace(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 0.0, 2.0]))
-    np.testing.assert_allclose(Load([trace.pieces()]).ends(0.5, np.array([1.0])), [3.5])
-
-
 factors = st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=0, max_size=6)
 
 

@@ -109,13 +109,6 @@ def test_a_share_that_leaves_a_side_empty_is_refused(share: float, samples: int)
         held_out(np.zeros(samples, np.int64), share, slot())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_share_out_of_range_is_refused(tables: None, kind: str) -> None:
-    for share in (0, 1.0, -0.2):
-        with pytest.raises(ValueError, match="validation"):
-            TASK.validate_python({"kind": kind, **KINDS[kind], "validation": share})
-
-
 def test_columns_and_means_are_of_training_rows_alone(tables: None) -> None:
     """What silos survey, and what a silo standardises by itself with, must not know the validation rows."""
     options = {**KINDS["csv"], "validation": 0.3}

@@ -74,33 +74,6 @@ def test_encrypted_factors_are_those_in_the_clear_up_to_their_integers(tmp_path:
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-def test_a_target_below_zero_ends_the_run_and_patience_counts_scores_below_zero(tmp_path: Path) -> None:
-    from fedsync.simulation.run import run_virtual
-
-    (tmp_path / "tried.yaml").write_text(STRATEGY.format(task=RUNS["k-means"][0], rate=0.5, steps=3))
-    cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 200.0}, {"name": "b", "speed": 100.0}]})
-
-    def run(out: str, *stop: str, target: float | None = None) -> tuple[dict[str, object], list[float]]:
-        config = StrategyConfig.load(tmp_path / "tried.yaml", ["stop.rounds=20", *stop])
-        summary = run_virtual(config, cluster, tmp_path / out, target_accuracy=target)
-        rows = [json.loads(line) for line in (tmp_path / out / "rounds.jsonl").read_text().splitlines()]
-        return summary, [row["accuracy"] for row in rows if row["accuracy"] is not None]
-
-    whole, scores = run("whole", target=0.0)
-    assert max(scores) < 0
-    assert (whole["target_accuracy"], whole["seconds_to_target"]) == (0.0, None)
-    # Round by round the same, so the run has to end where the target was first reached.
-    target = sorted(scores)[len(scores) // 2]
-    first = next(number for number, score in enumerate(scores, start=1) if score >= target)
-    ended, _ = run("target", f"stop.target_accuracy={target!r}")
-    assert str(ended["stopped_by"]).startswith("target accuracy -")
-    assert ended["rounds"] in (first, first + 1), "a version is evaluated on the way into the next round"
-    worse = next(number for number in range(1, len(scores)) if scores[number] <= max(scores[:number])) + 1
-    tired, _ = run("patience", "stop.patience=1")
-    assert "no better accuracy" in str(tired["stopped_by"])
-    assert tired["rounds"] in (worse, worse + 1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_three_rounds_lower_the_loss(tmp_path: Path, name: str) -> None:

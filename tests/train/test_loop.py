@@ -154,13 +154,6 @@ def test_the_base_is_evaluated_before_training() -> None:
     assert set(report.overhead_s) == {"load", "evaluate", "store"}
 
 
-def test_training_learns() -> None:
-    subject = trainer()
-    base = subject.initial_model()
-    update = subject.run(order(max_steps=200), base, Cursor()).update
-    assert subject.evaluate(base + update).loss < subject.evaluate(base).loss / 2
-
-
 @pytest.mark.parametrize(
     ("budget_s", "steps"),
     [(0.25, 3), (0.3, 3), (0.0, 1), (99.0, 20)],  # steps of 0.1 s end at 0.1, 0.2, 0.3 s
@@ -191,15 +184,6 @@ def test_a_watcher_sees_every_step_and_can_end_the_order() -> None:
     assert seen == [(1, 8), (2, 16), (3, 24)]
     assert outcome.report.steps == 3
     assert outcome.cursor == Cursor(0, 24)
-
-
-def test_orders_of_changing_size_walk_on_through_the_data() -> None:
-    subject = trainer()
-    base, cursor, taken = subject.initial_model(), Cursor(), 0
-    for size in (3, 17, 40, 1, 64):
-        cursor = subject.run(order(batch_size=size, max_steps=2), base, cursor).cursor
-        taken += 2 * size
-    assert (cursor.epoch, cursor.position) == divmod(taken, EXAMPLES)
 
 
 def test_no_steps_is_no_update() -> None:

@@ -119,12 +119,6 @@ class Pictures(TwoClasses):
         return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
 
 
-def test_silos_of_different_precision_begin_with_the_same_model() -> None:
-    exact, half = trainer(), trainer(options=options("bf16"))
-    np.testing.assert_array_equal(exact.initial_model(), half.initial_model())
-    assert exact.layout == half.layout
-
-
 class Recurrent(TwoClasses):
     """An LSTM over the four features as a sequence, behind a norm that keeps what it has seen."""
 

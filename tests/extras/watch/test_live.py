@@ -10,7 +10,7 @@ from fedsync.common.locks import taken
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
-from fedsync.core.operator.operator_commands import ChangeStop, DropSilo, PauseRun
+from fedsync.core.operator.operator_commands import ChangeStop, DropSilo, PauseRun, ReadmitSilo
 from fedsync.extras.page.run_view import RunView
 from fedsync.extras.watch.live import MOST_ROWS, LiveRun, watch
 from fedsync.observe.run_state import LISTENING, MISSING, OPERATOR
@@ -79,6 +79,9 @@ def test_what_the_operator_did_is_in_the_table_and_in_the_books() -> None:
     assert row(run, "b")[2] == "1", "of its orders"
     assert [silo["failures"] for silo in run.ledger.summary()["silos"]] == [0, 0]
     assert [mark.refused for mark in run.steered.marks] == ["", "", "", "the run is paused already"]
+    assert [(each.silo, each.wanted) for each in run.ledger.missing()] == [("b", True)]
+    run.add(coordinator.handle([OperatorAsked(5.0, "5.0", ReadmitSilo("b"))], 5.0))
+    assert run.ledger.missing() == []
 
 
 def test_time_passes_between_entries_of_a_real_run_and_not_of_a_virtual_one() -> None:

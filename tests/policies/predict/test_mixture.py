@@ -39,14 +39,6 @@ def test_weights_by_hand() -> None:
     assert mixture.forecast(state) == pytest.approx(0.8 * 101 + 0.2 * 98)
 
 
-def test_a_bad_expert_hardly_counts() -> None:
-    mixture = Mixture((Ema(0.2), Off(50.0)))
-    state = mixture.init()
-    for order in range(30):
-        state = mixture.observe(state, SpeedSample(100.0 + order % 3))
-    assert mixture.weights(state)[1] < 1e-6
-
-
 def test_weights_follow_when_another_becomes_the_best() -> None:
     """Noise about a level at first, where an average is best; then steps that last, where the last speed is."""
     mixture = Mixture((Ema(1.0), Ema(0.1)), forget=0.05)

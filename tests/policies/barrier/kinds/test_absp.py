@@ -59,11 +59,6 @@ def test_silos_are_asked_once_a_report_interval_however_often_it_wakes_up() -> N
     assert asked == [4.0, 4.5, 5.0, 7.3, 7.8]
 
 
-def test_silos_are_stopped_once() -> None:
-    state, _ = Absp(0.5).decide(PLANNED, view(figure_5(b=500, c=300), FIRST))
-    assert Absp(0.5).decide(state, view(figure_5(b=510, c=310), FIRST))[1].stop_now == ()
-
-
 def test_an_update_tells_of_progress_too() -> None:
     """Without an answer to any question: 1 of 3 orders is too little, 2 of 3 is enough."""
     silos = figure_5(b=0, c=0)
@@ -99,14 +94,6 @@ def absp(**more: Any) -> dict[str, Any]:
 
 
 SPEEDS = [256.0, 128.0, 64.0]
-
-
-def test_the_first_finisher_stops_the_others(tmp_path: Path) -> None:
-    """R_s = 0: the 4th and the 2nd step end at 1 s, when the signal comes, and are the last."""
-    result = race(tmp_path, SPEEDS, absp(sync_ratio=0.0), stop={"rounds": 2})
-    assert steps(result) == [{"a": 8, "b": 4, "c": 2}] * 2
-    assert [at_s for at_s, _ in commits(result)] == [1, 2]
-    assert result.ledger.summary()["wait_fraction"] == 0
 
 
 def test_a_step_in_work_is_finished(tmp_path: Path) -> None:

@@ -19,14 +19,6 @@ def test_an_unfilled_buffer_lets_everybody_go_on() -> None:
     assert verdict.reason == "2 of 3 updates are in; 1 silos go on"
 
 
-def test_a_full_buffer_is_committed_oldest_first_before_anybody_goes_on() -> None:
-    pending = [meta("b"), meta("a"), meta("a", number=2), meta("c")]
-    state, verdict = Buffered(3).decide({}, view({"a": silo(clock=2)}, *pending))
-    assert (verdict.commit, verdict.release) == (("b/1", "a/1", "a/2"), ())
-    _, verdict = Buffered(3).decide(state, view({"a": silo(clock=2)}, pending[3], version=1))
-    assert (verdict.commit, verdict.release) == ((), ("a",))
-
-
 def test_by_hand(tmp_path: Path) -> None:
     """K = 3. At 2 s a/1, b/1 and a/2 are in. At 4 s a/3 is, and of c/1, b/2 and a/4 the first two; a/4 waits.
 

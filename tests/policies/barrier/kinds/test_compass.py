@@ -9,7 +9,7 @@ from fedsync.core.actions import Dispatch
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import SiloView, Verdict
 from fedsync.policies.barrier.kinds.compass import ArrivalGroup, Compass, CompassState
-from tests.policies.barrier.make import begins, commits, meta, race, silo, view
+from tests.policies.barrier.make import commits, meta, race, silo, view
 from tests.simulation.fake import Result
 
 COMPASS = Compass(min_steps=10, max_steps=40, latest_factor=1.25)
@@ -31,12 +31,6 @@ def decide(
 def in_work(state: CompassState, *names: str, now_s: float = 0.0) -> dict[str, SiloView]:
     """Silos that are at work since ``now_s``."""
     return {name: known(name, busy=True, since_s=now_s) for name in names}
-
-
-def test_an_unknown_silo_does_the_fewest_steps_in_no_group() -> None:
-    state, verdict = decide(CompassState(), {"a": silo(), "b": silo()})
-    assert dict(verdict.steps) == {"a": 10, "b": 10}
-    assert (verdict.release, verdict.wake_at_s, state.groups) == (("a", "b"), None, ())
 
 
 def test_the_update_of_an_unknown_silo_is_committed_alone_and_at_once() -> None:
@@ -110,15 +104,6 @@ def test_a_group_is_committed_when_all_of_it_is_in() -> None:
     state, verdict = decide(state, silos, now_s=4.1, version=2)
     assert dict(verdict.steps) == {"a": 39, "b": 19}, "both meet d at 8 s"
     assert [group.members for group in state.groups] == [("d", "a", "b")]
-
-
-def test_a_group_is_committed_at_its_latest_time_with_who_is_in() -> None:
-    state = CompassState(groups=(ArrivalGroup(("a", "b"), 4.0, 5.0),))
-    silos = {"a": known("a", clock=2), **in_work(state, "b")}
-    state, verdict = decide(state, silos, meta("a"), now_s=5.0)
-    assert (verdict.commit, state.groups, state.late) == (("a/1",), (), {"b"})
-    state, verdict = decide(state, silos, now_s=5.0, version=2)
-    assert verdict.release == ("a",)
 
 
 def test_who_is_late_goes_on_at_once_and_its_update_is_part_of_the_next_commit() -> None:
@@ -225,38 +210,3 @@ def test_by_hand(tmp_path: Path) -> None:
         (13, ["a/4", "b/4"]),
     ]
     assert result.ledger.summary()["wait_fraction"] == pytest.approx(0)
-
-
-def test_a_slowdown_makes_a_silo_late_once_and_a_slow_one_afterwards(tmp_path: Path) -> None:
-    """From 1 s on b is four times as slow: nobody waits for it beyond a group's latest time."""
-    trace = tmp_path / "trace.csv"
-    trace.write_text("seconds,factor\n0,1\n1,0.25\n")
-    barrier = {"kind": "fedcompass", "min_steps": 2, "max_steps": 8}
-    result = race(
-        tmp_path / "out",
-        SPEEDS[:2],
-        barrier,
-        twists=None,
-        silos={"trace": str(trace)},
-        stop={"rounds": 12, "seconds": 60.0},
-        predictor={"kind": "memoryless"},
-    )
-    assert len(commits(result)) == 12
-    assert len(begins(result)["a"]) >= 6
-
-
-def test_one_silo_alone_and_a_forecast_that_is_always_too_fast(tmp_path: Path) -> None:
-    """It is always late, and goes on all the same."""
-    barrier = {"kind": "fedcompass", "min_steps": 2, "max_steps": 8, "latest_factor": 1.0}
-    balancer = {"kind": "proportional", "speeds": "declared"}
-    trace = tmp_path / "trace.csv"
-    trace.write_text("seconds,factor\n0,0.5\n")
-    result = race(
-        tmp_path / "out",
-        SPEEDS[:1],
-        barrier,
-        silos={"trace": str(trace)},
-        balancer=balancer,
-        stop={"rounds": 5, "seconds": 60.0},
-    )
-    assert len(commits(result)) == 5

@@ -83,24 +83,9 @@ def test_the_second_superstep_is_without_waiting(tmp_path: Path) -> None:
     assert begins(result)["a"] == pytest.approx([0, 4, 6])
 
 
-def test_overheads_count(tmp_path: Path) -> None:
-    """All have 0.5 s: the ends are shifted, the steps stay, the superstep takes 0.5 s more."""
-    result = race(tmp_path, [256.0, 128.0], {"kind": "elastic"}, {"overhead_s": 0.5}, stop={"rounds": 2})
-    assert steps(result)[1] == {"a": 8, "b": 4}
-    assert [at_s for at_s, _ in commits(result)] == pytest.approx([2.5, 4.0])
-
-
 def test_without_choice_it_is_bsp(tmp_path: Path) -> None:
     """floor = R = the configured 8 steps."""
     more: dict[str, Any] = {"silos": {"jitter": 0.3}, "stop": {"rounds": 10}}
     elastic = race(tmp_path / "elastic", [300.0, 70.0], {"kind": "elastic", "lookahead": 8, "floor": 8}, **more)
     bsp = race(tmp_path / "bsp", [300.0, 70.0], {"kind": "bsp"}, **more)
     assert deeds(elastic) == deeds(bsp)
-
-
-def test_it_waits_less_than_bsp(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"silos": {"jitter": 0.1}, "stop": {"rounds": 20}}
-    speeds = [300.0, 250.0, 200.0, 150.0, 100.0]
-    elastic = race(tmp_path / "elastic", speeds, {"kind": "elastic"}, **more).ledger.summary()["wait_fraction"]
-    bsp = race(tmp_path / "bsp", speeds, {"kind": "bsp"}, **more).ledger.summary()["wait_fraction"]
-    assert elastic < bsp / 2

@@ -34,11 +34,3 @@ def test_holds_back_until_enough_have_joined() -> None:
     state, verdict = barrier.decide(state, view("abc"))
     assert verdict == Verdict(release=("a", "b", "c"), wake_at_s=0.0, reason="call 0")
     assert (state.started, state.inner) == (True, 1)
-
-
-def test_goes_on_with_fewer_once_it_has_begun() -> None:
-    barrier = MinimumSilos(Counting(), 2)
-    state, _ = barrier.decide(barrier.init(), view("ab"))
-    state, verdict = barrier.decide(state, view("b"))
-    assert verdict == Verdict(release=("b",), wake_at_s=1.0, reason="call 1")
-    assert state.inner == 2

@@ -14,7 +14,6 @@ from fedsync.core.actions import Discard, Dispatch
 from fedsync.core.events import UpdateArrived
 from fedsync.core.orders import WorkOrder
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.observe.replay import replay
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.wrappers.overlap import Overlap
 from tests.policies.barrier.make import commits, meta, silo, view
@@ -169,12 +168,6 @@ def test_a_silo_that_is_lost_loses_both_orders_and_begins_with_two_again(tmp_pat
     assert [row[1:] for row in dispatches(result, "b") if row[0] == 13.8] == [("b/4", 2, ""), ("b/5", 2, "b/4")]
 
 
-def test_a_run_replays_and_ends_with_the_same_decisions(tmp_path: Path) -> None:
-    result = run(tmp_path, SLOW, FAST, {**SLOW, "jitter": 0.1})
-    assert replay(tmp_path / "journal.jsonl")
-    assert all(len(ids) == 3 for _, ids in commits(result))
-
-
 def test_models_are_those_that_orders_say(tmp_path: Path) -> None:
     """One silo adds 1 an order, so version n is n; orders begin with 0, 0, 1, 2, 3."""
     silos = machines(SLOW)
@@ -219,9 +212,3 @@ def test_flowers_simulation_engine_refuses_it() -> None:
     simulated(strategy())
     with pytest.raises(ConfigError, match=r"one message at a time.*--runtime local or --runtime virtual"):
         simulated(strategy(barrier=BSP))
-
-
-def test_the_end_of_a_run_discards_the_order_in_work_and_the_queued_one(tmp_path: Path) -> None:
-    config = strategy(barrier=BSP, balancer={"kind": "fixed"}, stop={"seconds": 10.0})
-    result = simulate(tmp_path, machines(SLOW), config)
-    assert [action.update_id for action in result.entries[-1].actions if isinstance(action, Discard)] == ["a/2", "a/3"]

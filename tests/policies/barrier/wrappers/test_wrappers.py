@@ -11,7 +11,6 @@ from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.wrappers.late_orders import (
     Capped,
     Deadline,
-    LateRule,
     LateState,
     Quorum,
 )
@@ -67,38 +66,12 @@ def test_the_wake_up_is_the_earlier_of_inner_s_and_the_next_cap() -> None:
     assert Capped(Bsp(), 5.0).decide(LateState(frozenset(), None), idle)[1].wake_at_s is None
 
 
-def test_if_nobody_is_in_the_first_is_waited_for() -> None:
-    barrier = Capped(Bsp(), cap_s=5.0, late=LateRule.DROP)
-    both = {"a": busy("a"), "b": busy("b")}
-    state, verdict = barrier.decide(barrier.init(), view(both, now_s=9.0))
-    assert (state.late, verdict.stop_now) == (frozenset(), ())
-    state, verdict = barrier.decide(state, view({"a": silo(clock=1), "b": busy("b")}, meta("a"), now_s=9.5))
-    assert (verdict.commit, verdict.stop_now) == (("a/1",), ("b",))
-
-
 @pytest.mark.parametrize(("version", "late"), [(0, frozenset()), (1, {"b/1"})])
 def test_somebody_is_in_if_the_model_has_moved_on(version: int, late: frozenset[str]) -> None:
     """As it does at once where each arrival is committed. An idle silo that sent nothing is nobody to go on with."""
     barrier = Capped(Bsp(), cap_s=5.0)
     silos = {"a": silo(), "b": busy("b")}
     assert barrier.decide(barrier.init(), view(silos, now_s=9.0, version=version))[0].late == late
-
-
-@pytest.mark.parametrize(
-    ("rule", "seen", "discard"),
-    [(LateRule.NEXT, "a,b | b/1", ()), (LateRule.DROP, "a,b | ", ("b/1",))],
-)
-def test_a_late_update_is_dropped_by_name_or_shown_when_it_is_in(
-    rule: LateRule, seen: str, discard: tuple[str, ...]
-) -> None:
-    barrier = Capped(Counting(), 5.0, rule)
-    state = LateState(frozenset({"b/1"}), 0)
-    silos = {"a": busy("a", since_s=6.0, number=2), "b": silo(clock=1, since_s=7.0)}
-    state, verdict = barrier.decide(state, view(silos, meta("b"), now_s=7.0))
-    assert verdict.discard == discard
-    assert verdict.reason.endswith(seen)
-    assert state.late == frozenset(), "no longer in work"
-    assert ("too late: b/1" in verdict.reason) == bool(discard)
 
 
 def test_a_late_silo_that_failed_or_was_lost_is_forgotten() -> None:
