@@ -1,4 +1,4 @@
-"""A large model on real processes: what balance brings where models travel over sockets and, with ``bfv``, encrypted.
+"""LB-BSP against FedAvg with large models on real processes, in the clear and encrypted with ``bfv``.
 
     python bench/papers/large_real.py [--models dense transformer] [--pairs 1] [--quick] [--out FILE]
 
@@ -14,8 +14,8 @@ alternate, in the clear and with ``bfv``. A run ends when the loss on the shared
 The machine must be idle: a silo that cannot keep its speed is cut off by the barrier of ``lb-bsp``, and its steps are
 missing. In virtual time the transformer's loss takes FedAvg 26 rounds and 135 s, and ``lb-bsp`` 27 rounds and 71 s.
 
-*Computing* is the share of the silos' time that is training. *Bound* is the ratio of seconds a round with perfect
-balance, from FedAvg's own overhead: its seconds a round less the slowest silo's training.
+*Computing* is the share of the silos' time that is training. *Bound* is the seconds a round with perfect balance,
+divided by FedAvg's. The overhead (all but the slowest silo's training) stays as under FedAvg.
 """
 
 from __future__ import annotations

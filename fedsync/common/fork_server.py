@@ -8,11 +8,11 @@ fork must behave like a new process, so the server has a single thread. The fork
 | session, standard output and error | new; output goes to the descriptor in the request |
 | arguments, environment, folder | from the request; the command line shows the arguments, so that `ps` finds it |
 | random numbers | generators seeded at import are seeded again; keys and nonces come from the operating system |
-| end | a fork outlives the server; its environment names the process with which it ends |
+| end | a fork outlives the server; it ends with its owner, a process that its environment names |
 
 A request is a connection to the server's socket: a descriptor for output, then a line of JSON. The fork answers with
-its process id, and at its end with its exit code. The server ends with the process that started it, or at once if its
-libraries have threads. It is never restarted: a client without an answer starts the program itself.
+its process id, and at its end with its exit code. The server ends with the process that started it. It ends at once if
+its libraries have threads or an open GPU. Nothing restarts it: a client without an answer starts the program itself.
 
 Usage: ``python -m fedsync.common.fork_server LISTENER MODULE... ROOM``, with the descriptor of the listening socket and
 the modules to import. ``ROOM`` reserves space for longer command lines.

@@ -142,7 +142,7 @@ class ModelForm:
     Args:
         layout: SHA-256 of the names and shapes of the shared tensors, hexadecimal.
         frozen: digest of the frozen tensors and of the table's columns, keyed if the silos share a key; empty if the
-            silo has neither.
+            silo has no frozen tensor and no table.
         columns: columns of the silo's table; empty if they may not be disclosed, None if the silo has no table.
     """
 

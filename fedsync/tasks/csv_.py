@@ -61,10 +61,10 @@ class CsvTask(Task):
     Args:
         scales: scaling of each numeric column; None for the silo's own.
         columns: the run's rules for columns, by name.
-        everywhere: whether every silo has its file under the same name, the only one of ``files``.
-        by_row: read each row by itself, for private runs. No cell decides the kind of a column, whether the table is
-            usable, or in which split another row is. A column without a rule is a number, a cell that does not fit is
-            a gap, a target that does not fit is class 0, and each row is drawn for the splits by its number.
+        everywhere: whether ``files`` has a single name, under which each silo has its own file.
+        by_row: read each row independently of the others, for private runs. A column without a rule is a number. An
+            invalid cell is a gap, and an invalid target is class 0. The number of a row decides its split. So no cell
+            decides the kind of a column, the split of another row, or whether the table is usable.
 
     Raises:
         ConfigError: an option is out of range (constructor); a file has an error, named with its line or column

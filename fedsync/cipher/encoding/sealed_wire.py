@@ -106,7 +106,7 @@ class Head:
 class Envelope:
     """Message that passed every check that needs no secret.
 
-    ``words``, uint64 [chunks, words of a chunk], are a view of the message; empty for a slip.
+    ``words``, uint64 [chunks, words of a chunk], are a view of the message; empty in a slip, which has only their hash.
     """
 
     head: Head

@@ -140,12 +140,12 @@ _SAME, _ATTEMPTS = 2, 2**31
 
 
 class Attempts:
-    """Attempts at one version under masks: the numbers of the silos' next updates.
+    """Attempts at one version under masks: the attempt number of each silo's newest order.
 
-    A silo's masks of one attempt blind one update only, and all updates in a sum belong to one attempt. So a failed
-    order is first repeated in the same attempt, which helps wherever the silo failed before it sealed. After a second
-    failure, the silo may have sealed already. It continues in a separate attempt, whose update no sum needs, and takes
-    part again from the next version on.
+    A silo's masks of one attempt blind one update only, and a sum has updates of one attempt only. A failed order is
+    first repeated in the same attempt. This works if the silo failed before it sealed. After a second failure, the silo
+    may have sealed already. Its next order begins another attempt, whose update no sum needs. The silo takes part again
+    from the next version on.
     """
 
     def __init__(self) -> None:

@@ -2,16 +2,16 @@
 
     R    of the run: its name, its specification as the server sent it, key epoch and group
     C_v  of the content of the link (change of the model) that led to version v; see `added_content` and `link_content`
-    A_v  of the silo's state at v: model, moments, exponents, votes, updates that were added; under a key of the group,
-         because the server sees D and could otherwise try out the exponents of a few tensors
+    A_v  of the silo's state at v: model, moments, exponents, votes, updates that were added. A key of the group
+         enters A_v: without the key, the server could guess the exponents of a small model from D
     S_v  set of the link's sums that were added: spoiled sums are skipped, see `fedsync.cipher.silo.opening`
     D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
     D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)
 
 Each update names, under its tag, the D of the version that it starts from. So a silo that accepts another silo's update
 knows that both added the same sums in the same order, and have the same model to the last bit. A silo remembers the
-last `WINDOW` versions, and refuses older updates and undoing of older links. Only added links can be undone, in reverse
-order, and once. D covers everything that a silo remembers, so a silo that begins with a snapshot has the same past.
+last `WINDOW` versions. It refuses older updates, and refuses to undo older links. Only ADD links can be undone, the
+newest first, each once. D covers all that a silo remembers, so a silo that starts from a snapshot has the same history.
 """
 
 from __future__ import annotations

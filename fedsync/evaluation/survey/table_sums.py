@@ -67,7 +67,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class SurveyForm:
-    """Form of the survey vector, equal at all silos: places for silos, classes, columns (numeric or not) and bins."""
+    """Form of the survey vector, equal at all silos: number of silo places, classes, columns (numeric or not), bins."""
 
     places: int
     classes: int

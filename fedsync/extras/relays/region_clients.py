@@ -117,7 +117,7 @@ class Regions:
 
     Args:
         layout: layout of the model, which relays receive.
-        adds: whether updates of a region may be added up before a commit.
+        adds: whether a relay may add up the updates of its region before the server commits them.
         hold_s: time for which a relay holds a request without an answer [s].
     """
 

@@ -64,7 +64,7 @@ class SurvivalRows:
 
 @dataclass(frozen=True, slots=True)
 class SurvivalForm:
-    """Form of the sums, equal at all silos: places for silos, grid, groups, names of covariates and Newton steps.
+    """Form of the sums, equal at all silos: number of silo places, time grid, groups, covariates, Newton steps.
 
     ``least`` is the smallest number of persons in a cell.
     """

@@ -91,7 +91,7 @@ class WeightedMean:
     - ``examples``: training samples that the silo holds; FedAvg as published.
     - ``samples``: samples processed for the update; weighted gradient aggregation, for i.i.d. data (LB-BSP, section
       3.4, equation 7).
-    - ``precision``: training samples, less the more privacy noise an update has; see
+    - ``precision``: training samples, times the share of an update's variance that is not privacy noise; see
       `fedsync.privacy.release.PrivateSettings.precision`.
     """
 

@@ -58,7 +58,7 @@ ALL_DATA = "data"
 class OwnerPolicy(Section):
     """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting.
 
-    None leaves the choice to the run, or turns a duty of the silo off. Paths are absolute.
+    A setting that is None leaves the choice to the run, or turns off a duty of the silo. Paths are absolute.
     """
 
     seal: SealConfig | None = None

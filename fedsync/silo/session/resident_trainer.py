@@ -5,14 +5,14 @@ before it loads anything, so that clients learn that it is loading, and since wh
 
 | state | activity | goes to |
 |---|---|---|
-| loading | builds task, data and model; requests wait, and after ``load_s`` learn that loading goes on | idle, failed |
-| idle | waits for requests; ends after a timeout, a shorter one if another run's trainer needs the memory | working |
-| working | answers a request, or has an order in work; never ends by itself | idle, hanging |
+| loading | builds task, data and model; requests wait; after ``load_s`` they get `StillLoading` | idle, failed |
+| idle | waits for requests; ends after a timeout, or sooner if another run's trainer needs the memory | working |
+| working | answers a request, or has an order in progress; never ends by itself | idle, hanging |
 | failed | refuses pending requests with the error of loading | ends |
 | hanging | an order makes no progress (`fedsync.silo.session.liveness`); reports its failure to clients | ends |
 
 It ends in any state on `Quit`, when its owner process is gone, and when its folder is gone. The timeouts are longer
-while only this process knows the masks of an encrypted update. Its folder holds all data that must survive.
+while only this process knows the masks of an encrypted update. Its folder holds all data that must survive it.
 
 Usage: ``python -m fedsync.silo.session.resident_trainer FOLDER``
 """

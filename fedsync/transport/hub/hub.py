@@ -194,9 +194,9 @@ class Hub:
 
 
 class Deadlines(H11Protocol):
-    """HTTP protocol with timeouts for idle connections, unauthenticated connections and incomplete request heads.
+    """HTTP protocol with timeouts for idle or unauthenticated peers, incomplete request heads and unread responses.
 
-    Unauthenticated connections have half of all places; of more, the oldest gives way.
+    Unauthenticated connections may take half of the connection limit. Beyond this, the oldest of them is closed.
     """
 
     def connection_made(self, transport: Any) -> None:
