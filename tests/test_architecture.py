@@ -65,6 +65,7 @@ DOORS = {
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/__init__.py"},
     "tracing": {"observe/run_builder.py", "cipher/server/sealed_aggregator.py", "commands/__init__.py"},
     "tuning": {"commands/__init__.py"},
+    "watch": {"commands/__init__.py"},
     "relays": {
         *("server/nodes.py", "server/outbox.py", "cipher/server/inbox.py", "cipher/server/sealed_aggregator.py"),
         *("flower/server_app.py", "silo/agent/answers.py", "ops/start.py"),
