@@ -90,15 +90,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
         items[:] = sorted(files, key=turn)
 
 
+_internal_errors = list[str]()
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    """A process that ends with such an error, as when a file calls sys.exit(), leaves its other files undone."""
+    _internal_errors.append(str(excrepr))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """pytest-xdist prints such errors of its processes, but the run would end as if all were well."""
+    if _internal_errors:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Runs a file's tests, each of which takes the file's place among the session's items meanwhile."""
     if not isinstance(item, _WholeFile):
         return None
     session, place = item.session, item.session.items.index(item)
-    # What a session shares lives on; what belongs to a file or its folder does not.
-    end = _WholeFile.from_parent(session, name="end", nodeid="end")
+    # What a session shares lives on, except after its last file; what belongs to a file or its folder does not.
+    end = None if nextitem is None else _WholeFile.from_parent(session, name="end", nodeid="end")
     tests = item.collected()
+    if not tests and nextitem is None:
+        session._setupstate.teardown_exact(None)  # an error while the session ends would show nowhere
     for test, following in zip(tests, [*tests[1:], end], strict=False):
         session.items[place] = test
         item.config.hook.pytest_runtest_protocol(item=test, nextitem=following)

@@ -13,10 +13,14 @@ FILE = COUNTED + "def test_a(): pass\n@pytest.mark.slow\n@pytest.mark.parametriz
 OUTCOMES = re.compile(r"(\d+) (passed|failed|error)")
 
 
+def run(folder: Path, marks: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "tests.parallel", "-n", "2", "--dist", "loadfile", "-m", marks]
+    return subprocess.run([*command, "-c", "/dev/null", str(folder)], cwd=ROOT, capture_output=True, text=True)
+
+
 def outcomes(folder: Path, marks: str) -> dict[str, int]:
     """How many tests of a folder passed and failed, and how many files could not be imported."""
-    command = [sys.executable, "-m", "pytest", "-p", "tests.parallel", "-n", "2", "--dist", "loadfile", "-m", marks]
-    done = subprocess.run([*command, "-c", "/dev/null", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    done = run(folder, marks)
     return {what: int(count) for count, what in OUTCOMES.findall(done.stdout.splitlines()[-1])}
 
 
@@ -30,3 +34,16 @@ def test_each_test_runs_once_and_each_file_is_imported_by_one_process(tmp_path: 
     assert outcomes(tmp_path, "slow") == {"passed": 7, "failed": 1, "error": 1}
     (tmp_path / "test_3.py").unlink()
     assert outcomes(tmp_path, "not slow") == {"passed": 3, "error": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "last",
+    ["import sys\nsys.exit(0)\n", "@pytest.fixture(scope='session')\ndef a():\n    yield\n    assert 0\n"],
+    ids=["a file ends its process", "a fixture of the session fails at its end"],
+)
+def test_a_run_fails_if_a_process_ends_with_an_error_outside_of_tests(last: str, tmp_path: Path) -> None:
+    (tmp_path / "test_0.py").write_text("def test_0(): pass\n")
+    (tmp_path / "test_1.py").write_text(f"import pytest\n{last}def test_1(request): request.getfixturevalue('a')\n")
+    done = run(tmp_path, "not slow")
+    assert done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout

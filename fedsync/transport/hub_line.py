@@ -26,7 +26,7 @@ HELD_S = 40.0
 MOST_BREAKS = 20
 """Consecutive connection failures without any progress after which a transfer fails."""
 
-_MOST_SAID = 65_536
+_MOST_SAID, _MOST_DIGITS = 65_536, 15
 _PAUSES = Backoff(0.1, 5.0)
 _TIMES = httpx.Timeout(10.0, read=HELD_S, write=HELD_S)
 _BROKEN = (httpx.TransportError, httpx.StreamError)
@@ -176,17 +176,17 @@ class HubLine:
                 if reply.headers.get("upload-sha256") == content:
                     return True
                 text = reply.headers.get("upload-offset", "")
-                if not text.isdecimal() or int(text) > len(data):
+                if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) > len(data):
                     raise ProtocolError(SERVER, "upload-offset", f"{text!r:.40}")
                 there = int(text)
-                breaks, before = (0 if there > before else breaks), there
+                breaks, before = (0 if there > before else breaks), max(there, before)
                 headers = {
                     **self._known(), "content-length": str(len(data) - there), "upload-offset": str(there),
                     "upload-length": str(len(data)), "upload-sha256": content,
                 }  # fmt: skip
                 reply = self._said("PUT", f"/uploads/{ticket}", headers, map(bytes, pieces(data[there:])))
-                if reply.status_code in (409, 422):
-                    raise httpx.WriteError("another connection has taken this one's place")
+                if reply.status_code in (404, 409, 422):
+                    raise httpx.WriteError("another connection has taken this one's place, or nobody expects it")
                 self._checked(reply)
                 return True
             except _BROKEN:

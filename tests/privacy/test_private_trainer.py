@@ -18,7 +18,7 @@ from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.dp_sgd import private_trainer
-from fedsync.train.dp_sgd.private_step import SeededRandom, SystemRandom, check_layers
+from fedsync.train.dp_sgd.private_step import SeededRandom, SystemRandom, check_layers, noisy_mean
 from fedsync.train.options import LocalOptions
 from tests.privacy.make import INPUTS, TARGETS, Fixed, Line, clipped, order, slot, trainer
 from tests.train.make import TwoClasses
@@ -425,6 +425,36 @@ def test_noise_of_virtual_time_follows_the_order_s_seed_alone() -> None:
         parts = [noise(random, 20_000), noise(random, 7, torch.float64), noise(random, 41_000)]
         assert stats.kstest(torch.cat(parts).numpy(), "norm").pvalue > NEVER
         assert not noise(random, 3, deviation=0.0).any()
+
+
+def test_each_number_of_noise_is_added_once_and_of_another_type_none_that_was_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = iter(range(1, 2**24))
+
+    def fill(self: SystemRandom, block: torch.Tensor) -> None:
+        block.copy_(torch.tensor([next(numbers) for _ in range(block.numel())]).view_as(block))
+
+    monkeypatch.setattr(SystemRandom, "_fill", fill)
+    random, found = SystemRandom(), list[torch.Tensor]()
+    size = len(random._block)
+    for count in (1, 0, size - 1, size, 2, size - 3, 2, 2 * size + 3, size - 4):
+        found.append(torch.zeros(count))
+        random.add_noise(found[-1], 1.0)
+    assert torch.cat(found).tolist() == list(range(1, 6 * size + 1))
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        found.append(torch.zeros((), dtype=dtype))
+        random.add_noise(found[-1], 2.0)
+    assert [float(each) for each in found[-3:]] == [2.0 * (6 + block) * size + 2 for block in range(3)]
+
+
+@pytest.mark.parametrize("source", [SystemRandom, lambda: SeededRandom(4)])
+@pytest.mark.parametrize(
+    "total", [torch.zeros(4, 5).t(), torch.zeros(1, 5).expand(4, 5), torch.zeros(0), torch.zeros(())]
+)
+def test_a_sum_of_any_strides_has_noise_of_its_own_for_each_value(total: torch.Tensor, source: Any) -> None:
+    mean = noisy_mean(total, source(), PrivateSettings(CLIP, 1.0, 4), 1)
+    assert mean.shape == total.shape and len(mean.unique()) == total.numel()
 
 
 def noise(random: SeededRandom | SystemRandom, count: int, dtype: Any = None, deviation: float = 2.5) -> torch.Tensor:

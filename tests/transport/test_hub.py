@@ -9,9 +9,11 @@ import httpx
 import numpy as np
 import pytest
 
+from fedsync.common.backoff import Backoff
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
 from fedsync.model.transfer import Payload
+from fedsync.transport import hub_line
 from fedsync.transport.hub import door
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub.sessions import MOST_QUEUED
@@ -147,6 +149,37 @@ def test_what_is_whole_already_is_not_uploaded_again(up: Served) -> None:
     up.hub.send("a", SiloQuestion("train", most=model.nbytes))
     question = asked(line)
     assert line.upload(question.ticket, model) and line.upload(question.ticket, model)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "status", "expected"),
+    [
+        (["0", ""], 404, None),  # given up between the two requests
+        (["0", "1"], 409, httpx.TransportError),  # for ever, without progress
+        (["9" * 5000], 204, ProtocolError),
+        (["-1"], 204, ProtocolError),
+        (["99999999"], 204, ProtocolError),
+    ],
+    ids=["no longer expected", "to and fro", "too long a number", "negative", "past the end"],
+)
+def test_an_upload_ends_whatever_its_hub_says(
+    up: Served, monkeypatch: pytest.MonkeyPatch, offsets: list[str], status: int, expected: type[Exception] | None
+) -> None:
+    line, said = up.joined("a"), list[httpx.Response]()
+
+    def say(method: str, *_: object) -> httpx.Response:
+        offset = offsets[len(said) // 2 % len(offsets)]
+        said.append(httpx.Response(200 if offset else 404, headers={"upload-offset": offset}))
+        assert len(said) < 100
+        return said[-1] if method == "HEAD" else httpx.Response(status)
+
+    monkeypatch.setattr(line, "_said", say)
+    monkeypatch.setattr(hub_line, "_PAUSES", Backoff(0.001, 0.001))
+    if expected is None:
+        assert not line.upload("ticket", large())
+    else:
+        with pytest.raises(expected):
+            line.upload("ticket", large())
 
 
 def test_a_damaged_part_is_noticed_and_fetched_anew(up: Served, tmp_path: Path) -> None:

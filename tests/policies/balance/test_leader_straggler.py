@@ -94,3 +94,9 @@ def test_newcomers_begin_at_the_mean_and_the_others_make_room() -> None:
     assert BALANCER.plan(state, ["a", "b", "c", "d"], 128, bounds).tolist() == [42, 32, 22, 32]
     two = Bounds(np.full(2, 1), np.full(2, 99))
     assert BALANCER.plan(state, ["b", "c"], 64, two).tolist() == [37, 27]
+
+
+def test_a_silo_at_its_cap_is_given_no_more() -> None:
+    """a has room for one step of five, then b leads; then nobody does."""
+    _, sizes, _ = play(*[seen(times(1, 2, 3), cap=40)] * 7)
+    assert sizes[2:] == [[37, 32, 27], [37, 37, 22], *[[37, 37, 22]] * 3]
