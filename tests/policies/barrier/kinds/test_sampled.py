@@ -129,6 +129,9 @@ def test_basic_stays_and_the_others_change() -> None:
         drawn = [sampling.choose(NAMES, 4, seen, "x", round) for round in range(20)]
         assert len(set(drawn)) == 1 if different == 1 else len(set(drawn)) > 10
         assert [sampling.choose(reversed(NAMES), 4, seen, "x", round) for round in range(20)] == drawn
+        assert [
+            sampling.choose(NAMES, 4, replace(seen, seed=seen.seed + 1), "x", round) for round in range(20)
+        ] != drawn
 
 
 def test_both_halves_of_a_grouped_sample_change() -> None:
