@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -78,19 +78,6 @@ class _Invitation:
     problem: SiloAnswer | None = None
 
 
-@dataclass(slots=True)
-class _Published:
-    """Large payloads stored at the hub, newest last, by object identity: many silos receive the same payload."""
-
-    payloads: dict[int, tuple[Payload, Blob]] = field(default_factory=dict)
-
-    def trim(self) -> set[str]:
-        """Remove old payloads, but never the newest; return the digests of the remaining payloads."""
-        while len(self.payloads) > 1 and sum(blob.nbytes for _, blob in self.payloads.values()) > _KEPT_BYTES:
-            del self.payloads[next(iter(self.payloads))]
-        return {blob.digest for _, blob in self.payloads.values()}
-
-
 class HubTransport:
     """Transport over a hub; see `begin`.
 
@@ -117,7 +104,8 @@ class HubTransport:
         self._asked: set[str] = set()
         self._came: list[SiloAnswer] = []
         self._serial = 0
-        self._published = _Published()
+        # Large payloads at the hub, newest last, by object identity: many silos receive the same payload.
+        self._published: dict[int, tuple[Payload, Blob]] = {}
         self._over = threading.Event()
 
     @classmethod
@@ -242,10 +230,9 @@ class HubTransport:
     def _beside(self, payload: Payload | Blob | None) -> Payload | Blob | None:
         if payload is None or isinstance(payload, Blob) or payload.nbytes <= BESIDE_BYTES:
             return payload
-        kept = self._published.payloads.get(id(payload))
-        if kept is None:
-            kept = self._published.payloads[id(payload)] = payload, self._hub.publish(payload)
-        return kept[1]
+        if id(payload) not in self._published:
+            self._published[id(payload)] = payload, self._hub.publish(payload)
+        return self._published[id(payload)][1]
 
     def receive(self) -> list[SiloAnswer]:
         came, self._came = [*self._came, *self._hub.receive()], []
@@ -268,7 +255,10 @@ class HubTransport:
         for name in self._asked.difference(names):
             self._asked.remove(name)
             self._hub.forget(name)
-        self._hub.keep(self._published.trim() | self._hub.asked_blobs())
+        published = self._published
+        while len(published) > 1 and sum(blob.nbytes for _, blob in published.values()) > _KEPT_BYTES:
+            del published[next(iter(published))]
+        self._hub.keep({blob.digest for _, blob in published.values()} | self._hub.asked_blobs())
 
 
 def _node(silo: str) -> tuple[int, str]:

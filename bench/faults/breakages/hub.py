@@ -173,11 +173,11 @@ _CHANGES: Changes = {
             "if each.problem is not None and silo not in here",
             "if False and silo not in here",
         ),
-        ("each-silo-has-its-model-laid-down-anew", "kept = self._published.payloads.get(id(payload))", "kept = None"),
+        ("each-silo-has-its-model-laid-down-anew", "if id(payload) not in self._published:", "if True:"),
         (
             "a-model-goes-before-it-is-fetched",
-            "self._published.trim() | self._hub.asked_blobs()",
-            "self._published.trim()",
+            " | self._hub.asked_blobs())",
+            ")",
         ),
         (
             "what-waits-at-the-hub-is-asked-for-again",

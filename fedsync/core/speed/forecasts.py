@@ -44,7 +44,7 @@ class Forecasts:
         must declare its speed, and does not.
         """
         if not self.declared:
-            return self._forecast(name)
+            return self._curve(name, self._states[name]) if name in self._states else None
         if facts.declared_speed is None:
             raise ConfigError(
                 "balancer.speeds",
@@ -97,9 +97,6 @@ class Forecasts:
     def _donor(self) -> Any:
         known = {name: count for name, count in self._samples.items() if name in self._states}
         return self._states[max(known, key=known.__getitem__)] if known else None
-
-    def _forecast(self, name: str) -> Curve | None:
-        return self._curve(name, self._states[name]) if name in self._states else None
 
     def _curve(self, name: str, state: Any) -> Curve | None:
         speed = self.predictor.forecast(state, self._drivers.get(name))
