@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -149,16 +150,21 @@ def test_who_was_struck_off_is_out_and_is_invited_no_more(up: Served) -> None:
     assert made.send([(11, SiloQuestion("describe"))]) == [None]
 
 
-def test_a_model_lies_at_the_hub_once_for_all_and_goes(up: Served, tmp_path: Path) -> None:
+def test_a_model_lies_at_the_hub_once_for_all_and_goes(
+    up: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silos = Silos(up, {11: "berlin", 12: "paris"})
-    made = transport(silos)
+    made, publish = transport(silos), Mock(wraps=up.hub.publish)
+    monkeypatch.setattr(up.hub, "publish", publish)
     model = np.ones(2 * BESIDE_BYTES, np.uint8)
     names = made.send([(node, SiloQuestion("train", model)) for node in (11, 12)])
     blobs = tmp_path / "hub" / "blobs"
-    assert len(list(blobs.iterdir())) == 1
+    assert len(list(blobs.iterdir())) == 1 and publish.call_count == 1
     made.keep([name for name in names if name])
     assert len(list(blobs.iterdir())) == 1
     made.send([(11, SiloQuestion("train", np.zeros(2**25, np.uint8)))])
+    made.keep([name for name in names if name])
+    assert len(list(blobs.iterdir())) == 2, "the first was not fetched yet"
     made.keep([])
     assert len(list(blobs.iterdir())) == 1, "the newest stays: the next silo gets the same"
     made.send([(11, SiloQuestion("small", np.zeros(10, np.uint8)))])
