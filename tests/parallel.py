@@ -36,7 +36,7 @@ _LONG = (
 
 
 def turn(item: pytest.Item) -> int:
-    """When its file begins: files that fork, then long ones in their order, then all others."""
+    """Place of a test's file in the order: files that fork, then long ones in their order, then all others."""
     if item.nodeid.startswith(_FORKING):
         return 0
     return next((n for n, begin in enumerate(_LONG, 1) if item.nodeid.startswith(begin)), 1 + len(_LONG))

@@ -19,7 +19,7 @@ def run(folder: Path, marks: str) -> subprocess.CompletedProcess[str]:
 
 
 def outcomes(folder: Path, marks: str) -> dict[str, int]:
-    """How many tests of a folder passed and failed, and how many files could not be imported."""
+    """Numbers of tests of a folder that passed and failed, and of files that could not be imported."""
     done = run(folder, marks)
     return {what: int(count) for count, what in OUTCOMES.findall(done.stdout.splitlines()[-1])}
 

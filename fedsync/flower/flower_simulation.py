@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,6 @@ def _run(
     rings = emulated_rings(config, cluster, home)
     if rings is not None:
         os.environ[KEYS] = str(rings[0])
-    timing = Timeouts.of(config.waiting, supervised=False)
     strategy = FedSync(
         config,
         cluster,
@@ -83,7 +81,7 @@ def _run(
         runtime="flower",
         target_accuracy=target_accuracy,
         listeners=listeners,
-        timing=timing if config.waiting.idle_s else replace(timing, join_timeout_s=_START_S),
+        timing=Timeouts.of(config.waiting, supervised=False, idle_s=_START_S),
         keys=None if rings is None else rings[1],
         checkpoints=0,  # its silos end with this process, so the run cannot be resumed
     )

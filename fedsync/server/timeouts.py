@@ -60,10 +60,12 @@ class Timeouts:
     hold_s: float = 25.0
 
     @classmethod
-    def of(cls, waiting: WaitingConfig, *, supervised: bool) -> Timeouts:
-        """Return a strategy's timeouts; if operators watch server and silos, an idle run may wait without limit."""
-        idle_s = waiting.idle_s or (inf if supervised else _JOIN_S)
-        return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=idle_s)
+    def of(cls, waiting: WaitingConfig, *, supervised: bool, idle_s: float = _JOIN_S) -> Timeouts:
+        """Return a strategy's timeouts, with ``idle_s`` as the default limit of an idle run; an idle run may wait
+        without limit if operators watch server and silos.
+        """
+        limit_s = waiting.idle_s or (inf if supervised else idle_s)
+        return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=limit_s)
 
     def patience_s(self, asked: int) -> float:
         """Return the time until the next retry of a message after ``asked`` retries [s]."""

@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedsync.transport.hub import door, hub
 from fedsync.transport.hub_line import HubLine, JoinRefused
 from fedsync.transport.join import Join, digest_of, new_secret
 from fedsync.transport.questions import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead, SiloQuestion
+from tests.e2e.deployed import wait_for
 from tests.transport.hubs import Served, served
 
 HOST = "Host: hub\r\n"
@@ -53,13 +54,6 @@ def spoken(up: Served, text: str, body: bytes = b"", wait_s: float = 5.0) -> str
     except (TimeoutError, ConnectionError):
         return "timeout"
     return found.decode(errors="replace")
-
-
-def until(happened: Callable[[], bool], wait_s: float = 10.0) -> None:
-    end_s = time.monotonic() + wait_s
-    while not happened():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def head_of(line: HubLine, method: str, path: str, **more: object) -> str:
@@ -162,7 +156,8 @@ def test_one_silo_holds_no_more_than_its_requests(up: Served) -> None:
     with ExitStack() as held:
         for _ in range(door.MOST_OPEN):
             held.enter_context(opened(up, head, b"1"))
-        until(lambda: spoken(up, head_of(line, "GET", "/orders?after=0"), wait_s=0.5)[9:12] == "429")
+        asks = head_of(line, "GET", "/orders?after=0")
+        wait_for(lambda: spoken(up, asks, wait_s=0.5)[9:12] == "429", "all places of a silo are taken", 10.0)
         up.hub.send("b", SiloQuestion("train"))
         assert other.asked(0) is not None, "others are served"
 
@@ -212,7 +207,7 @@ def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served, tm
     head = head_of(line, "PUT", f"/uploads/{question.ticket}", **told)
     uploads = tmp_path / "hub" / "uploads"
     with opened(up, head, bytes(data.nbytes - 1)):
-        until(lambda: any(uploads.iterdir()))
+        wait_for(lambda: any(uploads.iterdir()), "the upload has begun", 10.0)
         line.answer(question, "done", data)
         (answer,) = up.hub.receive(5)
         assert answer.payload is not None

@@ -60,6 +60,30 @@ def test_a_bsp_stops_all_when_the_first_has_finished_and_half_is_done(tmp_path: 
     assert ends[0] < 20 * 32 / 100
 
 
+def test_elastic_chooses_the_steps_with_which_all_end_closest_together(tmp_path: Path) -> None:
+    """By brute force: the closest ends have some silo's end as their latest, and the others end at or before it."""
+    rounds, _ = orders(tmp_path, "elastic", 2)
+    assert {order["steps"] for order in rounds[0]} == {2}
+    chosen = [order["steps"] * 32 / speed for order, speed in zip(rounds[1], SPEEDS.values(), strict=True)]
+    waits = []
+    for last in {count * 32 / speed for speed in SPEEDS.values() for count in range(1, 16)}:
+        ends = [_before(last, speed) for speed in SPEEDS.values()]
+        waits += [max(ends) - min(ends)] if min(ends) > 0 else []
+    assert max(chosen) - min(chosen) == pytest.approx(min(waits))
+
+
+def _before(last: float, speed: float) -> float:
+    """End of the last of at most 15 steps that is not after ``last``; 0 without one."""
+    return max((count * 32 / speed for count in range(1, 16) if count * 32 / speed <= last + 1e-12), default=0.0)
+
+
+def test_fsp_lets_all_silos_train_for_the_same_time(tmp_path: Path) -> None:
+    """At half of its last step, a silo ends at most half a step from the others."""
+    rounds, ends = orders(tmp_path, "fsp", 2)
+    times = [order["steps"] * 32 / speed for order, speed in zip(rounds[0], SPEEDS.values(), strict=True)]
+    assert max(times) - min(times) <= 32 / 100 and ends[0] == pytest.approx(max(times))
+
+
 @pytest.mark.parametrize(("name", "staleness"), [("pbsp", 0), ("pssp", 4)])
 def test_psp_adds_each_update_as_it_comes(tmp_path: Path, name: str, staleness: int) -> None:
     rounds, _ = orders(tmp_path, name, 40)

@@ -8,10 +8,15 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.orders import UpdateMeta
+from fedsync.core.orders import LocalWork, UpdateMeta
+from fedsync.core.speed.fitting import CurveFitter
+from fedsync.core.speed.sizing import Scale, Sizing
 from fedsync.core.stopping import StopRules
 from fedsync.policies.aggregate.aggregate_kinds import Normalised
-from fedsync.policies.aggregate.weighers import WeightedMean
+from fedsync.policies.aggregate.weighers import Hinge, Polynomial, Scaled, Stale, Toward, WeightedMean
+from fedsync.policies.balance.by_forecast import EqualisingBalancer
+from fedsync.policies.balance.rounding import InMultiples
+from fedsync.policies.balance.without_forecast import LeaderStraggler, MovePace
 from fedsync.policies.barrier.intervals import FixedInterval
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
@@ -22,6 +27,7 @@ from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.predictor_base import predictors
 from tests.laws.kinds import cases, configuration, examples
 
+WORK = LocalWork(20, 32, 0.2)
 FIXED = "interval: {kind: fixed, interval_s: 2.0}"
 WRAPPED = "{kind: capped, cap_s: 5.0, inner: {kind: quorum, share: 0.5, inner: {kind: bsp}}}"
 
@@ -65,6 +71,40 @@ def test_sections_inside_a_section_are_read() -> None:
     assert config.barrier == Fsp(FixedInterval(2.0), late=Late.STALE, wait_for=WaitFor(2, Sampling.BASIC))
 
 
+@pytest.mark.parametrize(
+    ("balancer", "expected"),
+    [
+        ("{kind: fixed}", Sizing(WORK)),
+        ("{kind: equalise}", Sizing(WORK, EqualisingBalancer(), fitter=CurveFitter())),
+        (
+            "{kind: equalise, curve: {kind: linear}, multiple: 8, floor: 4, cap: 64, scale: learning_rate}",
+            (InMultiples, Sizing(WORK, None, Scale.LEARNING_RATE, floor=4, cap=64)),
+        ),
+        (
+            "{kind: leader-straggler, fast: {step: 4, window: 2}, multiple: 4, cap: 64}",
+            Sizing(
+                WORK,
+                adaptive=LeaderStraggler(multiple=4, cap=64, fast=MovePace(4, 2), fine=MovePace(1, 20)),
+                cap=64,
+                fitter=CurveFitter(),
+            ),
+        ),
+    ],
+)
+def test_a_balancer_sizes_as_it_says(balancer: str, expected: Any) -> None:
+    sizing = load(balancer=balancer).policies().sizing
+    if isinstance(expected, tuple):
+        assert isinstance(sizing.balancer, expected[0])
+        sizing, expected = Sizing(sizing.work, None, sizing.scale, sizing.floor, sizing.cap), expected[1]
+    assert sizing == expected
+
+
+def test_declared_speeds_have_no_curve_to_learn() -> None:
+    policies = load(balancer="{kind: equalise, speeds: declared}").policies()
+    assert policies.declared_speeds
+    assert policies.sizing.fitter is None
+
+
 def test_a_mixture_holds_one_of_each_other_kind_by_default() -> None:
     mixture = predictors()["mixture"]
     assert isinstance(mixture, Mixture)
@@ -85,16 +125,24 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("barrier.caps_s=3.0", "barrier.caps_s", "unknown key", "Did you mean 'cap_s'?"),
     ("barrier.kind=[bsp]", "barrier.kind", "unknown kind", "Allowed"),
     ("barrier={}", "barrier", "no kind is chosen", "Write `kind: ...`"),
+    ("barrier={kind: buffered}", "barrier.size", "missing", "Add this key"),
     ("barrier={kind: fedcompass, min_steps: 9, max_steps: 8}", "barrier", "max_steps 8", "Raise max_steps"),
     ("barrier={kind: ssp, staleness: -1}", "barrier.staleness", "-1 is not allowed", "at least 0"),
+    ("barrier={kind: ssp, staleness: 1.5}", "barrier.staleness", "1.5 is not allowed", "Write a whole number"),
+    ("barrier={kind: ssp, staleness: '1'}", "barrier.staleness", "'1' is not allowed", "Write a whole number"),
     ("barrier={kind: sampled}", "barrier.sample_size", "missing", "Add this key"),
     ("barrier={kind: sampled, sample_size: 2, sampling: dynamik}", "barrier.sampling", "'dynamik'", "'dynamic'?"),
     ("barrier={kind: a-bsp, sync_ratio: 1.1}", "barrier.sync_ratio", "1.1 is not allowed", "at most 1"),
+    ("barrier={kind: a-bsp, sync_ratio: .nan}", "barrier.sync_ratio", "nan is not allowed", "finite number"),
+    ("barrier={kind: a-bsp, report_s: 0.0}", "barrier.report_s", "0.0 is not allowed", "greater than 0"),
+    ("barrier={kind: elastic, lookahead: 0}", "barrier.lookahead", "0 is not allowed", "at least 1"),
     ("barrier={kind: elastic, lookahead: 4, floor: 5}", "barrier", "floor 5 exceeds lookahead 4", "Lower the floor"),
     ("barrier={kind: elastic, method: naive}", "barrier.method", "'naive' is not allowed", "sweep"),
     ("barrier={kind: fsp}", "barrier.interval", "missing", "Add this key"),
     ("barrier={kind: fsp, interval: 2.0}", "barrier.interval", "a section is expected", "Write interval: {"),
     ("barrier={kind: fsp, interval: {kind: fixt}}", "barrier.interval.kind", "unknown kind 'fixt'", "'fixed'?"),
+    (f"barrier={{kind: fsp, {FIXED}, overrun: 1.5}}", "barrier.overrun", "1.5 is not allowed", "at most 1"),
+    (f"barrier={{kind: fsp, {FIXED}, passes: 0.0}}", "barrier.passes", "0.0 is not allowed", "greater than 0"),
     (f"barrier={{kind: fsp, {FIXED}, wait_for: 3}}", "barrier.wait_for", "a section is expected", "{key: value}"),
     (f"barrier={{kind: fsp, {FIXED}, wait_for: {{sample_size: '3'}}}}", "barrier.wait_for.sample_size", "'3'", "whole"),
     (f"barrier={{kind: fsp, {FIXED}, wait_for: {{size: 3}}}}", "barrier.wait_for.size", "unknown key", "sample_size"),
@@ -109,12 +157,18 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("predictor={kind: mixture, experts: [{kind: mixture}]}", "predictor", "holds no mixture", "experts instead"),
     ("predictor={kind: mixture, experts: [{kind: emma}]}", "predictor.experts.0.kind", "unknown kind 'emma'", "'ema'?"),
     ("aggregation={kind: fedbuff, staleness: {kind: hinges}}", "aggregation.staleness.kind", "hinges", "'hinge'"),
+    ("aggregation={kind: fedasync, mixing: 1.5}", "aggregation.mixing", "1.5 is not allowed", "at most 1"),
+    ("local.proximal=-0.1", "local.proximal", "-0.1 is not allowed", "at least 0"),
+    ("stop.relative_change=2.0", "stop.relative_change", "2.0 is not allowed", "at most 1"),
     *(
         (f"barrier={{kind: fsp, interval: {{kind: {interval}}}}}", place, problem, remedy)
         for interval, place, problem, remedy in [
+            ("fixed, interval_s: 0.0", "barrier.interval.interval_s", "0.0 is not allowed", "greater than 0"),
+            ("binary, interval_s: 1.0, factor: 1", "barrier.interval.factor", "1 is not allowed", "at least 2"),
             ("binary, interval_s: 0.05", "barrier.interval", "floor_s 0.1 exceeds", "Lower the floor"),
             ("linear, interval_s: 3.0, ceiling_s: 2.0", "barrier.interval", "lies outside", "Move the bounds"),
             ("climb, floor_s: 3.0, ceiling_s: 2.0", "barrier.interval", "floor_s 3 exceeds", "Lower the floor"),
+            ("climb, trials: 1", "barrier.interval.trials", "1 is not allowed", "at least 2"),
         ]
     ),
     *(
@@ -296,6 +350,15 @@ def test_a_running_mean_comes_less_far_with_each_step(proximal: float, pull: flo
     task = "task={kind: k-means, clusters: 3, data: {kind: blobs}}"
     rest = ["local.momentum=0.0", f"local.proximal={proximal}", "aggregation={kind: fednova}"]
     assert load(task, *rest).policies().weigher == Normalised(WeightedMean("examples"), pull=pytest.approx(pull))
+
+
+def test_aggregations_are_built_from_parts() -> None:
+    buff = load("aggregation={kind: fedbuff, server_rate: 0.5}").policies().weigher
+    assert buff == Scaled(Stale(WeightedMean("silo"), Polynomial(0.5)), 0.5)
+    hinge = "aggregation={kind: fedasync, mixing: 0.4, staleness: {kind: hinge, slope: 2.0, grace: 3}}"
+    assert load(hinge).policies().weigher == Toward(Scaled(Stale(WeightedMean(), Hinge(2.0, 3)), 0.4))
+    plain = load("aggregation={kind: fedbuff, staleness: {kind: constant}}").policies().weigher
+    assert plain == WeightedMean("silo"), "eta_g = 1 and s = 1 change nothing"
 
 
 def test_stop_rules_are_read() -> None:

@@ -82,6 +82,7 @@ OF_NO_DATA = "data: [data]\nprivacy: {a: {epsilon: 1, delta: 1.0e-5}}"
     [
         ("name: berlin", "name: ber lin", "line 1, name", "'ber lin' is not allowed", "of the form"),
         ("example.org:9092", "example.org", "line 2, server", "'fl.example.org' is not allowed", ":[0-9]{1,5}"),
+        ("server: fl", "server: https://fl", "line 2, server", "is not allowed", "of the form"),
         ("authority: ca.crt\n", "", "silo.yaml", "authority is missing", "Name ca.crt as authority"),
         ("node_key: berlin.node\n", "", "silo.yaml", "node_key is missing", "fedsync certs silo"),
         ("index: 1", "insecure: true", "silo.yaml", "insecure: true leaves out TLS", "Remove one of the two"),
@@ -91,7 +92,10 @@ OF_NO_DATA = "data: [data]\nprivacy: {a: {epsilon: 1, delta: 1.0e-5}}"
         ("/srv/berlin", "/srv/" + "x" * LONGEST_STATE, "line 5, state", "65 bytes, at most 60", "a shorter path"),
         ("/srv/berlin", "/srv/" + "x" * 27 + "ß" * 15, "line 5, state", "62 bytes, at most 60", "a shorter path"),
         ("/srv/berlin", r'"a\0b"', "silo.yaml, state", "cannot be a path: embedded null byte", "Write a path"),
+        ("index: 1", "index: -1", "line 7, index", "-1 is not allowed", "at least 0"),
         ("cuda:1", "CUDA 1", "line 8, device", "'CUDA 1' is not allowed", "of the form"),
+        ("200.0", "0.0", "line 9, declared_speed", "0.0 is not allowed", "greater than 0"),
+        ("bytes: 20000", "bytes: 1", "line 10, logs.bytes", "1 is not allowed", "at least 10000"),
         ("keys: keys\n", "", "silo.yaml", "seal is given, but no keys", "Name the folder of `fedsync keys` as keys"),
         ("masks: true", "masked: true", "line 11, seal.masked", "unknown key", "Did you mean 'masks'?"),
         ("data: [data]", "data: [dat]", "line 12, data.0", "dat is no folder", "Make it, or remove it here"),
@@ -120,6 +124,7 @@ def test_a_silos_mistake_is_named(folder: Path, old: str, new: str, place: str, 
 @pytest.mark.parametrize(
     ("old", "new", "place", "problem", "remedy"),
     [
+        ("port: 9092", "port: 70000", "line 2, port", "70000 is not allowed", "at most 65535"),
         ("certificates: certs\n", "", "server.yaml", "certificates is missing", "Name the folder of"),
         ("port: 9092", "insecure: true", "server.yaml", "leaves out TLS", "Remove it"),
         ("certificates: certs", "certificates: c", "line 3, certificates", "does not exist", "fedsync certs init"),

@@ -10,6 +10,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
+from fedsync.core.speed.sizing import Scale
 
 GOOD = """\
 name: mine
@@ -54,22 +55,29 @@ MISTAKES = [
         "unknown key",
         "Did you mean 'steps'? Allowed: batch_size, clip_",
     ),
+    ("seed: 7", "sede: 7", 2, "sede", "unknown key", "Did you mean 'seed'?"),
     ("seed: 7", "seed: -1", 2, "seed", "-1 is not allowed", "at least 0"),
     ("seed: 7", f"seed: {2**63}", 2, "seed", f"{2**63} is not allowed", f"at most {2**63 - 1}"),
     ("seed: 7", "7: 7", 2, "7", "unknown key", "Allowed: aggregation, balancer"),
     ("steps: 20", "steps: many", 5, "local.steps", "'many' is not allowed", "Write a whole number"),
     ("steps: 20", "steps: 20.0", 5, "local.steps", "20.0 is not allowed", "Write a whole number"),
+    ("steps: 20", "steps: true", 5, "local.steps", "True is not allowed", "Write a whole number"),
+    ("steps: 20", "steps: [1]", 5, "local.steps", "[1] is not allowed", "Write a whole number"),
     ("steps: 20", "steps:", 5, "local.steps", "nothing stands here", "Write a whole number"),
     ("name: mine", "name: 5", 1, "name", "5 is not allowed", "Write text, in quotes if need be"),
     ("name: mine", "name: two words", 1, "name", "'two words' is not allowed", "[A-Za-z0-9._-]+"),
     ("steps: 20", "resources: 1", 5, "local.resources", "1 is not allowed", "Write true or false"),
     ("steps: 20", "learning_rate: fast", 5, "local.learning_rate", "'fast' is not allowed", "Write a number"),
     ("batch_size: 32", "batch_size: 0", 6, "local.batch_size", "0 is not allowed", "at least 1"),
+    ("batch_size: 32", "batch_size: -32", 6, "local.batch_size", "-32 is not allowed", "at least 1"),
     ("steps: 20", "learning_rate: -0.1", 5, "local.learning_rate", "-0.1 is not allowed", "greater than 0"),
     ("steps: 20", "learning_rate: .nan", 5, "local.learning_rate", "nan is not allowed", "Write a finite number"),
+    ("steps: 20", "learning_rate: .inf", 5, "local.learning_rate", "inf is not allowed", "Write a finite number"),
     ("steps: 20", "momentum: 1.0", 5, "local.momentum", "1.0 is not allowed", "less than 1"),
     ("rounds: 4", "rounds: 4, target_accuracy: 95", 3, "stop.target_accuracy", "95 is not allowed", "at most 1"),
     ("rounds: 4", "rounds: 4, target_accuracy: 0", 3, "stop.target_accuracy", "0 is not allowed", "greater than 0"),
+    ("rounds: 4", "rounds: 4, target_accuracy: .inf", 3, "stop.target_accuracy", "inf is not", "a finite number"),
+    ("rounds: 4", "rounds: 0", 3, "stop.rounds", "0 is not allowed", "at least 1"),
     ("rounds: 4", "patience: 4", 3, "stop", "nothing bounds the run", "Add `rounds` or `seconds`"),
     ("steps: 20", "optimizer: {kind: addamw}", 5, "local.optimizer", "its kind is 'addamw'", "Did you mean 'adamw'?"),
     ("steps: 20", "optimizer: {betas: [0.9]}", 5, "local.optimizer", "its kind is None", "Allowed: adadelta,"),
@@ -81,6 +89,8 @@ MISTAKES = [
     ("steps: 20", "optimizer: {kind: sgd, momentum: x}", 5, "local.optimizer", "sgd refuses momentum x", "Mend"),
     ("steps: 20", "optimizer: adam\n  momentum: 0.9", 6, "local.momentum", "it means nothing to adam", "use sgd"),
     ("steps: 20", "optimizer: {kind: adamw}\n  weight_decay: 0.1", 6, "local.weight_decay", "has keywords", "among"),
+    ("steps: 20", "precision: bf61", 5, "local.precision", "'bf61' is not allowed", "Did you mean 'bf16'?"),
+    ("steps: 20", "clip_norm: 0.0", 5, "local.clip_norm", "0.0 is not allowed", "greater than 0"),
     (
         "steps: 20",
         "optimizer: sdg",
@@ -94,12 +104,15 @@ MISTAKES = [
     ("kind: proportional", "scale: batch", 7, "balancer", "no kind is chosen", "Write `kind: ...` in this section"),
     ("kind: proportional", "kind: 5", 8, "balancer.kind", "unknown kind '5'", "Allowed: equalise, fixed,"),
     ("kind: bsp", "kind: bspp", 9, "barrier.kind", "unknown kind 'bspp'", "Did you mean 'bsp'?"),
+    ("kind: bsp", "", 9, "barrier", "no kind is chosen", "Write `kind: ...` in this section"),
     ("{kind: bsp}", "bsp", 9, "barrier", "a section is expected here, not 'bsp'", "Write barrier: {kind: bsp}"),
+    ("{kind: digits}", "digits", 10, "task", "a section is expected here, not 'digits'", "Write task: {kind: digits}"),
     ("{rounds: 4}", "4", 3, "stop", "a section is expected here, not 4", "Write stop: {key: value}"),
     ("{rounds: 4}", "", 3, "stop", "nothing stands here", "Write stop: {key: value}"),
     ("barrier: {kind: bsp}\n", "", 1, "barrier", "missing", "Add this key"),
     ("  kind: proportional", "  kind: proportional\n  scale: bacth", 9, "balancer.scale", "'bacth'", "'batch'?"),
     ("seed: 7", "seed: 7\nseed: 8", 3, "seed", "the key 'seed' stands twice", "Remove one of the two"),
+    ("steps: 20", "steps: 20\n  steps: 30", 6, "steps", "the key 'steps' stands twice", "Remove one of the two"),
     ("{kind: digits}", "{kind: csv, files: a.csv, target: y}", 10, "task.files", "'a.csv' is not", "Write a list"),
     ("{kind: digits}", "{kind: csv, files: [], target: y}", 10, "task.files", "[] is not", "at least 1"),
     ("{kind: digits}", "{kind: csv, files: [1], target: y}", 10, "task.files.0", "1 is not allowed", "Write text"),
@@ -201,6 +214,11 @@ def test_what_is_quoted_is_text(tmp_path: Path) -> None:
 def test_merge_keys_are_no_keys_that_stand_twice(tmp_path: Path) -> None:
     text = GOOD.replace("local:\n", "local:\n  <<: {steps: 10, batch_size: 8}\n")
     assert load(tmp_path, text).local.steps == 20
+
+
+def test_the_largest_seed_counts(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD, f"seed={2**63 - 1}").policies().seed == 2**63 - 1
+    assert load(tmp_path, GOOD, "seed=0").seed == 0
 
 
 def test_all_mistakes_are_told_at_a_time(tmp_path: Path) -> None:
@@ -322,6 +340,16 @@ def test_a_target_is_one_that_the_task_may_reach(
         with pytest.raises(ConfigError, match=rf"^--target-accuracy: {target:g} is not allowed.*Write a number"):
             config.check_target(target)
     config.check_target(None)
+
+
+def test_policies_follow_the_file(tmp_path: Path) -> None:
+    balancer = "balancer={kind: proportional, floor: 4, cap: 50, scale: steps, speeds: declared}"
+    policies = load(tmp_path, GOOD, balancer).policies()
+    sizing = policies.sizing
+    assert (sizing.floor, sizing.cap, sizing.scale, policies.declared_speeds) == (4, 50, Scale.STEPS, True)
+    assert (sizing.work.steps, sizing.work.batch_size, policies.seed, policies.stop.rounds) == (20, 32, 7, 4)
+    fixed = load(tmp_path, GOOD, "balancer={kind: fixed}").policies()
+    assert (fixed.sizing.balancer, fixed.declared_speeds) == (None, False)
 
 
 @pytest.mark.parametrize(("said", "silos", "expected"), [(None, None, 2), (None, 5, 5), (3, 5, 3), (3, None, 3)])

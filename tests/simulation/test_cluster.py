@@ -86,12 +86,17 @@ def test_who_is_there_at_the_start() -> None:
 @pytest.mark.parametrize(
     ("changes", "place", "problem"),
     [
+        ({"count": 0}, "silos.0.count", "0 is not allowed"),
         ({"contention": {"kind": "markov", "factor": 0.0}}, "silos.0.contention.factor", "0.0 is not allowed"),
         ({"contention": {"kind": "markoff"}}, "silos.0.contention.kind", "unknown kind 'markoff'"),
+        ({"contention": {"kind": "markov", "onn_s": 1}}, "silos.0.contention.onn_s", "unknown key"),
+        ({"bandwidth_mbps": 0}, "silos.0.bandwidth_mbps", "0 is not allowed"),
+        ({"latency_s": -1}, "silos.0.latency_s", "-1 is not allowed"),
         ({"crashes": {"mtbf_s": 1.0}}, "silos.0.crashes.repair_s", "missing"),
         ({"faults": [{"at_s": 1.0, "down_s": 0}]}, "silos.0.faults.0.down_s", "0 is not allowed"),
         ({"leaves_at_s": 5.0, "joins_at_s": 5.0}, "silos.0", "leaves_at_s 5 is not after joins_at_s 5"),
         ({"faults": [{"at_s": 2.0, "down_s": 1}], "joins_at_s": 3}, "silos.0", "a fault at 2 s is not after"),
+        ({"examples": 0}, "silos.0.examples", "0 is not allowed"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, changes: dict[str, Any], place: str, problem: str) -> None:
@@ -110,3 +115,15 @@ def test_many_silos_with_one_trace_read_it_from_beside_the_file(tmp_path: Path) 
     (tmp_path / "day.csv").write_text("seconds,factor\n0,1\n")
     silos = load(tmp_path, {"name": "x", "speed": 1.0, "count": 2, "trace": "day.csv"}).silos
     assert {silo.trace for silo in silos} == {str((tmp_path / "day.csv").resolve())}
+
+
+@pytest.mark.parametrize("name", ["homogeneous", "one-to-three", "contention", "one-slow"])
+def test_the_shipped_clusters_have_eight_silos(name: str) -> None:
+    assert len(ClusterConfig.load(name).silos) == 8
+
+
+def test_the_spread_of_one_to_three() -> None:
+    speeds = [silo.speed for silo in ClusterConfig.load("one-to-three").silos]
+    assert speeds == sorted(speeds)
+    assert (speeds[-1] / speeds[0], sum(speeds) / 8) == (3.0, 200.0)
+    assert {silo.speed for silo in ClusterConfig.load("homogeneous").silos} == {200.0}
