@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ import torch
 from bench.cost import crowd_shared
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
-from fedsync.evaluation.metrics.named import NOTHING, Wanted
+from fedsync.evaluation.metrics.named import Wanted
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import NO_PAYLOAD, OtherVersion, Payload
 from fedsync.silo.owner.refusals import refuse
@@ -34,42 +33,39 @@ from fedsync.silo.protocol import (
     read_request,
     write_reply,
 )
+from fedsync.silo.session import silo_setup
 from fedsync.silo.session.session import SiloSession
 from fedsync.tasks.metrics.measurement import Measuring
-from fedsync.train.options import LocalOptions
-from fedsync.train.silo_trainer import Outcome
+from fedsync.train.silo_trainer import Outcome, TrainerFacts
 from fedsync.train.weights import TaskModel
 
 EXAMPLES = 64
+IDLE = "no device"
 
 
 class Idle:
-    """In place of a silo's trainer: knows a model's layout, and trains nothing. See `fedsync.train.local_trainer`."""
+    """`fedsync.train.silo_trainer.SiloTrainer` without data: an update is noise, and a score is drawn."""
 
-    kept_names: tuple[str, ...] = ()
-    frozen_digest = b""
-    device = "cpu"
-    validates = False
-    table = judged = None
-    examples = EXAMPLES
-
-    def __init__(self, text: str, seed: int) -> None:
-        self._text = text
-        self.layout, self._first = _model(text)
-        self._random = np.random.default_rng(seed)
-        self.wanted = NOTHING
+    def __init__(self, spec: RunSpec, identity: Identity, *, many: bool) -> None:
+        self._text, self._wanted = identity.spec, spec.evaluation.wanted
+        layout, self._first = _model(self._text)
+        self._random = np.random.default_rng(identity.index)
+        self.facts = TrainerFacts(layout, "", (), None, IDLE, EXAMPLES, validates=False)
 
     def initial_model(self) -> Vector:
         return self._first.copy()
 
     def find_batch_cap_on_gpu(self) -> None: ...
 
-    def evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation:
-        return _guesses(self._text, self.wanted)
+    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation:
+        return _guesses(self._text, self._wanted)
 
-    def run(self, order: WorkOrder, model: Vector, cursor: Cursor, *others: object) -> Outcome:
-        update = self._random.normal(0.0, 1e-3, self.layout.size).astype(np.float32)
-        found = self.evaluate(model, cursor, order.split) if order.evaluate else None
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
+        return _guesses(self._text, self._wanted)
+
+    def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **_: object) -> Outcome:
+        update = self._random.normal(0.0, 1e-3, self.facts.layout.size).astype(np.float32)
+        found = self.try_evaluate(base, cursor, order.split) if order.evaluate else None
         samples = order.max_steps * order.batch_size
         report = WorkReport(order.base_version, order.max_steps, samples, 1e-3, 1.0, evaluation=found)
         return Outcome(update, report, cursor)
@@ -98,20 +94,6 @@ def _guesses(text: str, wanted: Wanted) -> Evaluation:
     return Evaluation(loss, correct, EXAMPLES, sums=measured.sums(EXAMPLES))
 
 
-class Task:
-    """A run's task, whose trainer trains nothing."""
-
-    def __init__(self, task: Any, trainer: Idle) -> None:
-        self._task, self._trainer = task, trainer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def trainer(self, site: object, slots: int, options: LocalOptions, *_: object) -> Idle:
-        self._trainer.wanted = options.measured
-        return self._trainer
-
-
 class Silo:
     """One of the silos: its answers.
 
@@ -137,11 +119,12 @@ class Silo:
     def _opened(self, text: str) -> SiloSession:
         if self._session is None:
             spec = crowd_shared.specification(text)
-            task: Any = Task(spec.task, Idle(text, self._index))
-            spec = spec.model_copy(update={"task": task})
             keys = self._folder / "keys" / "silos"
             identity = Identity(text, self._index, self.name, resources=False)
+            silo_setup.local_trainer = Idle  # type: ignore[assignment]
             self._session = SiloSession(identity, spec, lambda name: crowd_shared.ring(keys / name))
+            if self._session.facts.device != IDLE:
+                raise SystemExit("the session has another trainer: silo_setup.local_trainer does not build it any more")
             crowd_shared.share(self._session.replica)
         return self._session
 
