@@ -132,18 +132,6 @@ CORE: Changes = {
             "_order(state, policies, plan, now_s, actions)\n",
         ),
     ),
-    "evaluation/local_baselines.py": (
-        (
-            "alone-a-silo-trains-less-than-it-did-in-the-run",
-            "max(-(-self.processed.get(name, 0) // each), 1)",
-            "1",
-        ),
-        (
-            "what-fails-apart-is-tried-for-ever",
-            " or self.failed.get(name, 0) >= MOST_FAILURES",
-            "",
-        ),
-    ),
     "core/state.py": (
         ("no-second-alarm-is-ever-set", "while alarms and alarms[-1] <= now_s:", "while alarms and alarms[-1] < 0:"),
         (

@@ -1,4 +1,4 @@
-"""Mutants of the server optimizer `cautious-adam` and of queued orders."""
+"""Mutants of the server optimizer `cautious-adam`, of queued orders, and of models that silos train alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
+    "tests/evaluation/test_local_baselines.py",
     "tests/model/test_cautious_adam.py",
     "tests/model/test_server_optimizer.py",
     "tests/policies/barrier/wrappers/test_overlap.py",
 )
 
 _CHANGES: Changes = {
+    "evaluation/local_baselines.py": (
+        (
+            "alone-a-silo-trains-less-than-it-did-in-the-run",
+            "max(-(-self.processed.get(name, 0) // each), 1)",
+            "1",
+        ),
+        ("what-fails-apart-is-tried-for-ever", " or self.failed.get(name, 0) >= MOST_FAILURES", ""),
+    ),
     "model/cautious_adam.py": (
         ("layers-of-any-width-step-alike", "1.0 / (depth * math.sqrt(inputs))", "1.0 / depth"),
         ("depth-does-not-count", "1.0 / (depth * math.sqrt(inputs))", "1.0 / math.sqrt(inputs)"),
