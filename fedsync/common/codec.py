@@ -138,24 +138,18 @@ def _union_encoder(members: list[Any], optional: bool) -> Coder:
 
 
 def _object_encoder(kind: type, start: dict[str, Any]) -> Coder:
-    """Generate the encoder as code, like `dataclasses` does: every order creates a dozen objects."""
-    known: dict[str, Any] = {"_start": start, "_same": _same}
-    lines = ["def write(value):", "    made = _start.copy()"]
-    for name, hint, default in _fields(kind):
-        part, indent = f"value.{name}", "    "
-        if default is not dataclasses.MISSING:
-            known[f"_default_{name}"] = default
-            test = f"is not _default_{name}" if default is None else f"!= _default_{name}"
-            # Equal to the default and yet different: -0.0 and 0.0, 1 and True.
-            extra = "" if default is None else f" or not _same(value.{name}, _default_{name})"
-            lines.append(f"    if value.{name} {test}{extra}:")
-            indent = "        "
-        if hint not in (int, str, bool):
-            known[f"_write_{name}"] = _encoder(hint)
-            part = f"_write_{name}({part})"
-        lines.append(f"{indent}made[{name!r}] = {part}")
-    exec("\n".join([*lines, "    return made"]), known)
-    return typing.cast(Coder, known["write"])
+    parts = [(name, default, _encoder(hint)) for name, hint, default in _fields(kind)]
+
+    def write(value: Any) -> dict[str, Any]:
+        made = start.copy()
+        for name, default, encoded in parts:
+            each = getattr(value, name)
+            # A value can be equal to the default and yet different: -0.0 and 0.0, 1 and True.
+            if default is dataclasses.MISSING or each != default or not _same(each, default):
+                made[name] = encoded(each)
+        return made
+
+    return write
 
 
 def _same(value: Any, default: Any) -> bool:

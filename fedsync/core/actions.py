@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsync.core.orders import PooledFigures, Score, Split, Subject, WorkOrder, fast_dataclass
+from fedsync.core.orders import PooledFigures, Score, Split, Subject, WorkOrder
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Command to send ``order`` and the current model to ``silo``."""
@@ -17,7 +16,6 @@ class Dispatch:
     order: WorkOrder
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Command to add pending updates to the model, which becomes ``version``.

@@ -13,7 +13,6 @@ from fedsync.core.orders import (
     Subject,
     UpdateMeta,
     WorkReport,
-    fast_dataclass,
 )
 
 
@@ -49,7 +48,6 @@ class WorkFailed:
     back_s: float | None = None
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class UpdateArrived:
     """Arrival of an update. The driver has checked its payload and stores it under ``meta.update_id``."""

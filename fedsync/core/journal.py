@@ -19,7 +19,6 @@ from fedsync.common import codec
 from fedsync.common.errors import FedSyncError
 from fedsync.core.actions import Action
 from fedsync.core.events import Event, OperatorAsked
-from fedsync.core.orders import fast_dataclass
 
 JOURNAL = "journal.jsonl"
 
@@ -27,7 +26,6 @@ FORMAT = 3
 """Format number. Format 1 had no number, and wrote every default."""
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
     """One call of the coordinator ``at_s`` seconds after the run began; ``reason`` is for users."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.orders import UpdateMeta, Window, fast_dataclass
+from fedsync.core.orders import UpdateMeta, Window
 from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.core.weighting import Weighting
@@ -25,7 +25,6 @@ class MachineLoad:
     memory: float
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SpeedSample:
     """One observation of a silo: an order, or one step of a series.

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder, fast_dataclass
+from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder
 from fedsync.core.speed.curve import Curve
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloView:
     """State of one silo, for policies.
@@ -70,7 +69,6 @@ class SiloView:
         return replace(queueless, order=self.queued, since_s=at_s, failures=failures, progress_steps=0)
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """Whole cluster at one instant. The mappings are read-only and live: do not keep them.
@@ -146,7 +144,6 @@ class ClusterView:
         return any(silo.order is not None for silo in self.silos.values())
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Answer of a barrier, executed in the order of its fields.

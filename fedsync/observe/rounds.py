@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, overload
 
-from fedsync.core.orders import MISSIZED, UpdateMeta, WorkOrder, WorkReport, fast_dataclass
+from fedsync.core.orders import MISSIZED, UpdateMeta, WorkOrder, WorkReport
 
 MOST_NAMES = 256
 """Maximum number of names in a pool, because a silo could send new names with every order."""
@@ -85,7 +85,6 @@ def pooled(parts: Iterable[WorkReport | SiloShare]) -> dict[str, float]:
 _MOST_NAMED = 20
 
 
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloShare:
     """Contribution of one silo to a round; ``wait_s`` is the time from the update's arrival to the commit.

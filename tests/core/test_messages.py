@@ -9,7 +9,7 @@ import pytest
 
 from fedsync.common import codec
 from fedsync.common.errors import ProtocolError, not_installed
-from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport, fast_dataclass
+from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.core.orders import UpdateMeta as Meta
 from fedsync.core.orders import Window as Seen
 from fedsync.core.report_checks import check_evaluation, check_facts, check_report, check_sealed, sound
@@ -163,18 +163,3 @@ def test_a_silo_in_the_clear_is_asked_what_it_has_not(ask: Callable[[PlainReplic
     with pytest.raises(Exception, match="asked") as caught:
         ask(PlainReplica(1))
     assert str(caught.value) == told
-
-
-def test_a_fast_dataclass_has_an_init_of_its_own_that_does_the_same() -> None:
-    slow = type("Slow", (), {"__annotations__": {"one": int, "more": tuple}, "more": ()})
-    from dataclasses import dataclass
-
-    made = dataclass(frozen=True, slots=True)(slow)
-    before = made.__init__
-    fast: Any = fast_dataclass(made)
-    assert fast.__init__ is not before
-    assert fast.__init__.__qualname__ == "Slow.__init__"
-    assert fast.__init__.__annotations__ == before.__annotations__
-    assert (fast(1).one, fast(1).more, fast(one=2, more=(3,)).more) == (1, (), (3,))
-    with pytest.raises(TypeError):
-        fast()

@@ -1,13 +1,10 @@
 """Curves, orders, views, errors, and how values are built."""
 
-import inspect
 import pickle
-from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
 from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
-from fedsync.core.orders import fast_dataclass
 from fedsync.core.speed.curve import Curve
 
 
@@ -41,41 +38,3 @@ def test_errors_cross_processes(error: FedSyncError) -> None:
     """Ray and process pools pickle what a worker raises."""
     back = pickle.loads(pickle.dumps(error))
     assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
-
-
-@dataclass(frozen=True, slots=True)
-class Usual:
-    """As `dataclasses` builds it."""
-
-    a: int
-    b: tuple[int, ...] = (1, 2)
-    c: dict[str, int] = field(default_factory=dict)
-
-
-@fast_dataclass
-@dataclass(frozen=True, slots=True)
-class Quick:
-    """The same fields."""
-
-    a: int
-    b: tuple[int, ...] = (1, 2)
-    c: dict[str, int] = field(default_factory=dict)
-
-
-@pytest.mark.parametrize("fields", [{"a": 1}, {"a": 1, "b": ()}, {"c": {"x": 1}, "a": 3}])
-def test_a_quick_value_is_what_a_dataclass_is(fields: dict[str, object]) -> None:
-    usual, value = Usual(**fields), Quick(**fields)  # type: ignore[arg-type]
-    assert repr(value) == repr(usual).replace("Usual", "Quick")
-    assert value == Quick(*(getattr(usual, name) for name in "abc"))
-    assert replace(value, a=9) == replace(value, a=9) != value
-    assert pickle.loads(pickle.dumps(value)) == value
-    with pytest.raises(FrozenInstanceError):
-        value.a = 2  # type: ignore[misc]
-
-
-def test_a_quick_value_has_the_same_parameters() -> None:
-    assert list(inspect.signature(Quick).parameters) == list(inspect.signature(Usual).parameters)
-    for arguments in [(), (1, 2, 3, 4)]:
-        with pytest.raises(TypeError):
-            Quick(*arguments)
-    assert Quick(1).c is not Quick(1).c, "what a factory makes is nobody else's"

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.orders import fast_dataclass
 
-
-@fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Seconds of one local step as a function of batch size, plus the overhead of an order.
