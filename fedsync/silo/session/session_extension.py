@@ -1,7 +1,7 @@
 """Extension hooks of a silo's session (its part in a run): the base class of optional features at a silo.
 
 A feature that a plain run does not use is a `SessionExtension`. A session holds its run's extensions in a list, and
-calls their hooks in this order. The session's own code knows no single extension.
+calls their hooks in this order. The session's code depends on no particular extension.
 
 | when | hook | the extension can |
 |---|---|---|
