@@ -40,7 +40,7 @@ class Policies:
     Args:
         tally: largest number of silos in one sum of evaluations under sealed figures; 0 if each silo reports its own.
         evaluate: share of silos, drawn anew for each version, that evaluates the version; 0 for no evaluation.
-        cross_site: subjects that silos train apart after training; None for none.
+        cross_site: models that each silo trains alone after the run, for comparison; None for none.
         controls: silos keep control variates, so commits have ``steps`` and ``stands_for``.
         least: smallest number of silos for a version; an operator cannot drop silos below this number.
         predicts: a policy uses forecasts; if False, speed reports are ignored unless a silo has an availability window.

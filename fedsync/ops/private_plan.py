@@ -63,9 +63,9 @@ class PlannedSilo:
 
     Args:
         settings: settings of the silo, without noise if it refuses the run.
-        epsilon: None if the silo refuses the run.
+        epsilon: None if the silo refuses the run, for lack of budget too.
         refusal: reason of a refusal, empty if the budget has no room, or no noise is enough.
-        basis: what is known of ``epsilon``.
+        basis: relation of ``epsilon`` to what the run spends.
         most: upper bound of epsilon on any machines; infinite if there is none.
         rates: sampling rates of its steps.
         ran_out: whether the budget has no room for one of the orders.

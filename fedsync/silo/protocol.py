@@ -159,7 +159,7 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """Pooled figures of the commits that came with the model; tells nothing of the model or of this silo."""
+    """Pooled figures of the commits that came with the model; discloses nothing of the model or of this silo."""
 
     pooled: tuple[PooledFigures, ...] = ()
 

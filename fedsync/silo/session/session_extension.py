@@ -8,7 +8,7 @@ calls their hooks in this order. The session's code depends on no particular ext
 | first updates are estimated, to choose the range of encrypted values | `estimating` | replace the trainer |
 | an order arrived | `allow` | change it, or refuse it by an error |
 | the order's model is here | `begins` | record that training begins, or refuse the order by an error |
-| then | `as_trained`, `start`, `correction` | change what the trainer does, and from where |
+| the trainer is about to run | `as_trained`, `start`, `correction` | change order, start model and gradients |
 | the order was trained | `released` | change the outgoing result, or record it |
 | the answer is saved | `beside` | save vectors with it |
 | the answer is saved, or was loaded after a restart | `done` | continue from this answer |
