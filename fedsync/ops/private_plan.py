@@ -63,7 +63,7 @@ class PlannedSilo:
 
     Args:
         settings: settings of the silo, without noise if it refuses the run.
-        epsilon: None if the silo refuses the run, for lack of budget too.
+        epsilon: None if the silo refuses the run, also for lack of budget.
         refusal: reason of a refusal, empty if the budget has no room, or no noise is enough.
         basis: relation of ``epsilon`` to what the run spends.
         most: upper bound of epsilon on any machines; infinite if there is none.
