@@ -45,7 +45,7 @@ def fetch(dataset: Any, rows: list[int], collate: Collate) -> Any:
 
 
 class LastingLoader(Generic[T]):
-    """Loader of batches of a map-style data set, with worker processes that persist and use its first copy.
+    """Loader of batches of a map-style data set. Its workers persist, and keep the data set as it was at their start.
 
     ``options`` are those of `torch.utils.data.DataLoader`, with at least one worker, and none that defines batches.
     """

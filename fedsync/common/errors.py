@@ -101,7 +101,7 @@ class IntegrityError(ProtocolError):
 
 
 class SpoiledSum(ProtocolError):
-    """Error in genuine sealed data: one silo of the group sealed what no silo may."""
+    """Error in genuine sealed data: one silo of the group sealed invalid content."""
 
 
 class SiloLocked(FedSyncError):

@@ -55,7 +55,7 @@ class MarkovConfig(Section):
 
 
 class CrashesConfig(Section):
-    """Random crashes: exponential times between a return and the next crash, and of repair."""
+    """Random crashes, with exponentially distributed times until a crash and times of repair."""
 
     mtbf_s: Positive
     """Mean time from joining or returning to the next crash [s]."""

@@ -71,7 +71,7 @@ class SealConfig(Section):
 class LimitsConfig(Section):
     """Limits on the size and the frequency of a run's orders; an order beyond the limits is refused.
 
-    The server receives the two sizes. It gives the silo no smaller order if the size is below an average silo's share.
+    The server receives ``batch_size`` and ``samples``. Its orders are no smaller, unless these exceed an average share.
     """
 
     batch_size: Annotated[int, Field(ge=1)] = 1

@@ -119,7 +119,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """Pooled figures that more than half of the silos reported identically, so the server uses them from now on."""
+    """Pooled figures that more than half of the silos, and at least two, reported identically; the server uses them."""
 
     figures: PooledFigures
 

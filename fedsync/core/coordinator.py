@@ -10,7 +10,7 @@ States of a silo in `CoordinatorState`:
 
 | state | condition | event | next |
 |---|---|---|---|
-| absent | not in ``silos`` | `SiloJoined` | idle; absent if its facts are unusable |
+| absent | not in ``silos`` | `SiloJoined` | idle; absent if its `SiloFacts` are invalid, or an extension refuses it |
 | idle | ``order`` is None | the barrier releases it: `Dispatch` | busy |
 | busy | has an ``order`` | `UpdateArrived`, and the report is sound | idle; the update is pending |
 | | | `WorkFailed`, or the report is not sound | idle, with one more failure; the update is discarded |

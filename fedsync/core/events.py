@@ -70,9 +70,9 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Answer to an `Evaluate` action; ``evaluation`` is None on failure or if figures are sealed.
+    """Answer to an `Evaluate` action; ``evaluation`` is None on failure, or if metrics are encrypted (sealed figures).
 
-    With sealed figures, ``pooled`` holds the figures that silos opened in the commits sent with the model.
+    With sealed figures, ``pooled`` holds the metrics that the silo decrypted from the commits sent with the model.
     """
 
     at_s: float

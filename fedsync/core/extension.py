@@ -1,7 +1,7 @@
 """Extension hooks of the coordinator (the server's decision maker): base class of optional features of its decisions.
 
 A feature that a plain run does not use is an `Extension`. The coordinator holds its run's extensions by name and calls
-their hooks in the order in which they were added. The code for orders knows no single extension. Decisions of
+their hooks in the order in which they were added. The code for orders depends on no particular extension. Decisions of
 extensions depend only on events and times, as the coordinator's decisions do, so a run can be replayed.
 
 | when | hook | the extension can |

@@ -153,7 +153,7 @@ class Evaluation:
         loss: summed loss over the samples; None if the silo's own training code reports none.
         correct: number of correct predictions (or the task's summed score); None if the silo's own code reports none.
         samples: size of the split.
-        metrics: name -> mean and number of samples, for figures that decide nothing.
+        metrics: name -> mean and number of samples, for metrics that no decision uses.
         sums: statistic key -> sums; see `fedsync.evaluation.metrics`.
         gains: `Subject` -> metric -> interval of the gain over the silo's own local model. The evaluation of the local
             model holds the gains of all models evaluated before; each later evaluation holds its own model's gain.
@@ -189,16 +189,16 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class PooledFigures:
-    """Pooled figures of several silos from sealed updates, as computed by each silo that opens the sums.
+    """Pooled figures (metrics) of several silos, computed by each silo that decrypts the sums of sealed updates.
 
     Means are rounded: they reveal neither a single silo's figures nor its number of samples.
 
     Args:
         version: newest commit whose updates are included.
-        loss: mean training loss over these updates; None in the answer to a question at the end of the run.
+        loss: mean training loss over these updates; None in the final evaluation, or if a silo reports no loss.
         score: score of the newest model evaluated among them, by ``split`` and ``subject``; None if there is none.
         best: score of the version whose model silos keep as the best; None before there is one.
-        spoiled: silos whose sums of this version are unusable, because one of them sealed what no silo may.
+        spoiled: silos in the unusable sums of this version; one of them sealed invalid data.
     """
 
     version: int
@@ -221,8 +221,8 @@ class WorkReport:
         windows: short series over the order, at most 64.
         batch_cap: largest batch that fits the silo's memory, if it ran out of memory; None otherwise.
         evaluation: evaluation of the base model, if the order requested it.
-        metrics: other figures, which decide nothing, for example ``{"peak_memory_bytes": 1e9}``. The name ends in the
-            unit; `fedsync.observe.rounds` defines the pooling.
+        metrics: further metrics, which no decision uses, for example ``{"peak_memory_bytes": 1e9}``. The name ends in
+            the unit; `fedsync.observe.rounds` defines the pooling.
         pooled: if figures are sealed, pooled figures of the commits that came with the order.
         presence: the silo's remaining time; None if unchanged.
         precision: weight of the update in a private run; see `fedsync.privacy.release.PrivateSettings.precision`.
@@ -291,7 +291,7 @@ class SiloFacts:
     Args:
         examples: training samples; if figures are sealed, a number common to all silos of the run.
         memory_samples: largest batch that fits its memory, or None if unknown.
-        declared_speed: samples per second from its own file, or None.
+        declared_speed: speed that its configuration file declares [samples/s], or None.
         device: for users, for example ``cpu`` or ``cuda:0``.
         validates: whether it has a validation split for the evaluation of rounds; see `Split`.
         presence: its remaining time; None if always available.

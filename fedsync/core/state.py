@@ -40,7 +40,7 @@ class Policies:
     Args:
         tally: largest number of silos in one sum of evaluations under sealed figures; 0 if each silo reports its own.
         evaluate: share of silos, drawn anew for each version, that evaluates the version; 0 for no evaluation.
-        cross_site: subjects that silos train apart after training; None for none.
+        cross_site: models that each silo trains alone after the run, for comparison; None for none.
         controls: silos keep control variates, so commits have ``steps`` and ``stands_for``.
         least: smallest number of silos for a version; an operator cannot drop silos below this number.
         predicts: a policy uses forecasts; if False, speed reports are ignored unless a silo has an availability window.
@@ -94,7 +94,7 @@ class Policies:
 
 @dataclass(slots=True)
 class FailurePolicy:
-    """Silos that have delivered an update (``proven``; absent ones may return), and the latest failure's message."""
+    """Rule that ends a run whose silos keep failing; ``proven`` silos have delivered an update, and may return."""
 
     proven: set[str] = field(default_factory=set)
     last_failure: str = ""
@@ -129,12 +129,12 @@ class CoordinatorState:
         pending: updates that wait for a commit, by identifier.
         found_caps: largest batch that worked after running out of memory, by silo.
         leaders: best versions by each rule of the run.
-        claims: pooled figures by silo under sealed figures; believed once more than half of the silos agree.
+        claims: pooled figures by silo under sealed figures; see `fedsync.evaluation.metric_votes`.
         pending_evaluations: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
-        questions_asked: number of final questions that were asked or skipped.
-        sums_ordered: number of final questions whose sums were ordered, under sealed figures.
+        questions_asked: number of questions of the final evaluation that were asked or skipped.
+        sums_ordered: number of these questions whose encrypted sums were ordered or skipped, under sealed figures.
         final_version: version at the end of training.
-        awaiting: silos that have not answered the last final question.
+        awaiting: silos that have not answered the newest question of the final evaluation.
         halted: identifier of the last halted order, by silo.
         alarms: times at which the barrier is called again, earliest last; each new alarm is earlier than all others.
     """

@@ -25,7 +25,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """Best version by the selection rule (``best``, whose model is kept), the target's rule and the patience's rule."""
+    """Best versions by the rules of selection (``best``, whose model is kept), ``target`` and ``patience``."""
 
     best: Leader = field(default_factory=Leader)
     target: Leader = field(default_factory=Leader)

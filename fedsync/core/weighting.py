@@ -19,8 +19,8 @@ PRECISION_UNIT = 64
 class Solver:
     """Local solver of a silo, for `progress`.
 
-    ``momentum`` is rho of SGD. ``pull`` is the share of the way back to the start in each step: eta mu of a proximal
-    term, or the rate of a running mean.
+    ``momentum`` is rho of SGD. ``pull`` is the share of the distance from the start that each step takes back: eta mu
+    of a proximal term, or the rate of a running mean.
     """
 
     momentum: float = 0.0
@@ -36,8 +36,8 @@ class Weighting:
     a server that can only add can compute the commit.
 
     Args:
-        by: weight of an update: equal for all silos, training samples held, samples processed, or precision: the
-            number that the silo works out from samples held and the noise of its privacy.
+        by: weight of an update: equal for all silos, training samples held, samples processed, or precision, which
+            the silo computes from the samples held and its privacy noise.
         rate: server's learning rate.
         normalised: divide updates by local progress (FedNova).
         momentum: rho of the silos' SGD, for `progress`.

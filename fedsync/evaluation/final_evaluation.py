@@ -2,8 +2,8 @@
 
 | step | action | until |
 |---|---|---|
-| halt | if silos train apart: halt orders in work | all silos are idle |
-| apart | before a question about silos' own models: orders (`fedsync.evaluation.local_baselines`) | all are done |
+| halt | if silos train local baselines (`fedsync.evaluation.local_baselines`): halt orders in work | all are idle |
+| apart | before a question about silos' own models: orders to train these models | all are done |
 | tally | if figures are sealed: evaluation-only orders; orders in work are halted | all answered, failed or are lost |
 | commit | if figures are sealed: commit their updates, which change nothing, as one more version | |
 | question | `Evaluate`; if figures are sealed, it brings the sum | all silos have answered |

@@ -26,7 +26,7 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class CrossSite:
-    """Models that silos train apart; by default none.
+    """Models that each silo trains alone (*apart*) after the run; by default none.
 
     Args:
         rounds: orders of local training; None for as many as cover the samples that the silo processed in the run.
@@ -46,7 +46,7 @@ class CrossSite:
 
 @dataclass(slots=True)
 class Apart(Extension):
-    """Progress of training apart: the extension of a run that compares silos' own models.
+    """Progress of local baselines: the extension of a run in which each silo trains models alone (*apart*).
 
     Args:
         processed: samples that each silo processed in the run.

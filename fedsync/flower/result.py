@@ -65,7 +65,7 @@ class ServerEvaluation(DriverExtension):
 
 
 class BestModel(DriverExtension):
-    """Files of the best version of a run in the clear, written while nothing else happens."""
+    """Writer of the best version's files in an unencrypted run, while the main loop is idle."""
 
     def __init__(self, models: KeptModels, aggregator: PlainAggregator) -> None:
         self._models, self._aggregator = models, aggregator

@@ -46,7 +46,7 @@ class VersionMismatch:
 class OtherVersion(FedSyncError):
     """Error: the payload does not continue the silo's model version; nothing was changed.
 
-    ``wanted`` is the version that the payload continues; for the others see `VersionMismatch`.
+    ``wanted`` is the version that the payload continues; for other arguments see `VersionMismatch`.
     """
 
     def __init__(self, holds: int, wanted: int, announcement: bytes = b"") -> None:

@@ -2,12 +2,12 @@
 
 | the run | the plan |
 |---|---|
-| has `bsp`, batches that follow no speeds, and silos that are always present | exact on all machines |
-| the same, with a stop rule that goes by scores, or with a score of the best version | an upper bound |
-| any other: speeds and absences decide about orders and batches | that of the silo file's machines in virtual time |
+| has `bsp`, batch sizes independent of speed, silos that are always present, no time limit | exact on all machines |
+| the same, and a stop rule depends on scores, or the best version gets a final score | an upper bound |
+| any other: its orders and batch sizes depend on speeds and absences | exact for the silo file in virtual time |
 
-The last is an estimate for other machines, with the silo's budget or the run's target as its upper bound. A plan counts
-each order once; an order that is repeated after a crash counts again.
+In the last case, the plan is an estimate for other machines, and the silo's budget or the run's target is its upper
+bound. A plan counts each order once; an order that is repeated after a crash counts again.
 
 With noise on whole updates, the printed table depends on the number of silos that collude.
 """
@@ -63,9 +63,9 @@ class PlannedSilo:
 
     Args:
         settings: settings of the silo, without noise if it refuses the run.
-        epsilon: None if the silo refuses the run.
+        epsilon: None if the silo refuses the run, also for lack of budget.
         refusal: reason of a refusal, empty if the budget has no room, or no noise is enough.
-        basis: what is known of ``epsilon``.
+        basis: relation of ``epsilon`` to what the run spends.
         most: upper bound of epsilon on any machines; infinite if there is none.
         rates: sampling rates of its steps.
         ran_out: whether the budget has no room for one of the orders.

@@ -33,7 +33,7 @@ class PrivateSettings:
         units: public number of units. A batch of B samples means the sampling rate B / ``units``.
         person_column: column of the silo's table that names the person of a row; empty where an example is a unit.
         seeded: noise and sampling come from the order's seed, which only virtual time may do.
-        scores: scores are public, so that evaluations have all their figures.
+        scores: scores are public, so evaluations report losses and metrics, not only correct predictions.
     """
 
     clip: float

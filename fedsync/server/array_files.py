@@ -34,7 +34,7 @@ Large = NDArray[Any] | bytes
 
 
 class Damaged(FedSyncError):
-    """Error for an array that differs from the written array."""
+    """Error: a file that belongs to a checkpoint is missing, incomplete or changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def in_own_file(value: object, least: float = inf) -> bool:
 
 
 class ArrayFiles:
-    """Arrays of the checkpoints in a folder. One thread may write while another settles and prunes.
+    """Arrays of the checkpoints in a folder. One thread may call `write` while another calls `settle` or `prune`.
 
     ``least`` is the minimum size of an array with its own file [bytes]; large arrays always have a file.
     """

@@ -4,9 +4,9 @@ A checkpoint is written after every commit, before the messages that follow from
 version of the model that the newest checkpoint lacks. A resumption truncates the journal to the recorded position and
 continues it: the former silos count as lost and joined again, so the whole journal still replays.
 
-If no intact checkpoint has a commit of the journal, its version will be made again from other updates. Silos with the
-old version must not use their stored state. So the run gets a new identity, and every silo's trainer begins anew. An
-encrypted run ends if a checkpoint cannot be written, so its silos continue unless a checkpoint is damaged.
+If the journal has a commit that no intact checkpoint has, the version will be made again from other updates. Silos that
+may have the old version must not use their stored state. So the run gets a new identity, and every silo's trainer
+begins anew. An encrypted run sends no version without its checkpoint, so this happens only if a checkpoint is damaged.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
 Objects that change during a run define their own names (`fedsync.core.state`). Frozen values are written as

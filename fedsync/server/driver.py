@@ -87,7 +87,7 @@ class FlowerDriver:
         report_s: interval of progress reports on orders, and the longest time until a halt reaches a silo [s]; None
             uses the interval of ``timing``.
         resumed: state of the restored coordinator and aggregator, if another process began the run.
-        adds: whether updates of a region may be added up before a commit.
+        adds: whether a relay may add up the updates of its silos before a commit.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 The driver holds its run's extensions in a list and calls their hooks in this order. Requests of the operator, the
 search for suspects, the best model's file and evaluations at the server are extensions. See `fedsync.core.extension`
-for features that take part in decisions: those must be pure, and these may write files and read clocks.
+for features that take part in decisions. Only extensions of the driver may write files and read clocks.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ _NOT_OURS = (
 
 
 class AnotherApp(ProtocolError):
-    """Flower error as a silo's first answer: `clientapp` is the user's own app, or FedSync's app does not load."""
+    """Error: a node's first answer is a Flower error; `clientapp` is the user's own app, or FedSync's does not load."""
 
     def __init__(self, silo: str, problem: str, code: int) -> None:
         asked_in_vain = _NO_QUERIES in problem  # under Ray, at the end of a stack trace
@@ -115,8 +115,8 @@ class Nodes:
     A refused node is logged once, and receives no requests while it stays connected. If it was refused because
     another node has its name, it is checked again when the other node is gone.
 
-    ``look_s`` is the shortest time between two looks, which grows if a look takes long; 0 for no limit. ``regions``
-    makes the relays of the run, once the first node has identified itself as a relay.
+    ``look_s`` is the shortest time between two checks for new and lost nodes [s], 0 for no limit. It grows if a check
+    takes long. ``regions`` makes the run's `Regions`, once the first node has identified itself as a relay.
     """
 
     def __init__(

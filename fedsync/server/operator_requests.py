@@ -181,7 +181,7 @@ _FREE = "others may be who spoils sums"
 class Suspects(DriverExtension):
     """Search for silos that spoil encrypted sums, and their temporary exclusion without an operator.
 
-    Silos report spoiled versions (`PooledFigures.spoiled`), but nobody sees whose update spoiled one. The suspects are
+    Silos report spoiled versions (`PooledFigures.spoiled`), but cannot see whose update is invalid. The suspects are
     the silos that were in all spoiled sums. See `docs/internals/cryptography/spoiled-sums.md`.
 
     | event | reaction |

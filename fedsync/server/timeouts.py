@@ -33,14 +33,14 @@ class Timeouts:
 
     Args:
         poll_s: initial pause between two polls, which grows to ``longest_poll_s`` while nothing happens.
-        look_s: interval of looks at the connected nodes.
+        look_s: interval of checks for new and lost nodes.
         ask_s: time after which an unanswered message is sent again, since it may be lost; doubled each time.
         report_s: interval of progress reports on an order, if the barrier does not need a shorter interval.
         order_timeout_s: time without progress after which an order has failed.
         order_limit_s: time after which an order has failed, even if it makes progress.
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
         return_timeout_s: time for which a resumed run waits for its former silos, so that they begin together.
-        spare_s: training time of predictors between two looks while silos are at work; 0 for none.
+        spare_s: training time of predictors between two polls while silos are at work; 0 for none.
         rest_s: time after which an order has failed that a full disk prevented; else the silo's next orders would fail
             within the same second, and the silo would be out of the run.
         hold_s: time for which a relay holds a request without an answer; as long as the hub holds a silo's request.
@@ -124,11 +124,11 @@ class IdleTimeout:
 
 
 class IdleTraining:
-    """Number of predictor epochs that fit between two looks at the grid, adapted to measured times.
+    """Number of predictor epochs that fit between two polls of the main loop, adapted to measured times.
 
     The number begins at one epoch. After each pause it is scaled by limit / measured time, with a factor between a
     tenth and two, and a minimum of one epoch. So training that never fits (an ARIMA fit, the first import of PyTorch)
-    delays one look at the grid by its own length. ``cap_s`` is the longest training in a pause; 0 for none.
+    delays one poll by its own length. ``cap_s`` is the longest training in a pause; 0 for none.
     """
 
     def __init__(self, cap_s: float) -> None:

@@ -9,7 +9,7 @@ reply. Flower's client app passes both on undecoded. A new question needs a clas
 |---|---|---|---|
 | `Describe` | | `Hello` | greeting, if the silo has one |
 | `AskModel` | | `InitialModel` | the model, float32, if it is asked for |
-| `Train` | what the silo needs to have the model | `InProgress`, `WorkReport`, `VersionMismatch` | the update |
+| `Train` | the model, or the changes that the silo lacks | `InProgress`, `WorkReport`, `VersionMismatch` | the update |
 | `Collect` | | as `Train` | as `Train` |
 | `EvaluateModel` | as `Train` | `Evaluation`, `Attestation` where figures are sealed, `VersionMismatch` | |
 | `Question` | the aggregator's question | `Answer` | the replica's answer |
@@ -159,7 +159,7 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """Pooled figures of the commits that came with the model; tells nothing of the model or of this silo."""
+    """Pooled figures of the commits that came with the model; discloses nothing of the model or of this silo."""
 
     pooled: tuple[PooledFigures, ...] = ()
 

@@ -1,8 +1,8 @@
 """Rehearsal of a private run in virtual time: its orders are entered in ledgers in memory, and nothing is trained.
 
-The coordinator, the simulated machines and the silos' own budget checks are those of the run. So a rehearsal has a
-balancer's batch sizes, the evaluations of drawn silos, and the orders of silos that leave and return. Only scores are
-absent: stop rules that go by scores do not end a rehearsal.
+The coordinator, the simulated machines and the silos' budget checks are those of the run. So a rehearsal has the
+balancer's batch sizes, the evaluations by sampled silos, and the orders of silos that leave and return. It has no
+scores, so stop rules that depend on scores do not end it.
 """
 
 from __future__ import annotations

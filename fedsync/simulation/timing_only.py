@@ -43,7 +43,7 @@ _IN_THE_CLEAR, _NOTHING = PlainReplica(0), Untrained()
 class TimingWorker:
     """Worker that trains nothing: every order counts as complete, and accuracy is unknown.
 
-    With ``tells`` it reports the received bytes, as silos do that receive only the changes of the model.
+    With ``tells`` it reports the received bytes, like a silo that receives only the changes of the model.
     """
 
     facts: SiloFacts

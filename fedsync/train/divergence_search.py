@@ -35,7 +35,7 @@ class _Found(BaseException):
 
 
 class DivergenceSearch:
-    """Search of one repeated order for the cause; see the head of this file."""
+    """Search of one repeated order for the cause; see the module."""
 
     def __init__(self) -> None:
         self._step, self._depth = 1, 0

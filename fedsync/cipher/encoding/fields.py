@@ -22,7 +22,7 @@ _DIGESTS = struct.Struct(f"<{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 @dataclass(frozen=True, slots=True)
 class FieldCheck:
-    """Checks that raise a `ProtocolError` in the sender's name."""
+    """Checks of a message from ``sender``; a failed check raises a `ProtocolError` that names the sender."""
 
     sender: str
 

@@ -51,7 +51,7 @@ _HALF = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class NoiseFit:
-    """Integers of a model's update: ``exponent`` of all tensors; deviation of a share and squared norm, in steps."""
+    """Integer grid of updates: ``exponent`` of all tensors; deviation of a share and largest squared norm, in steps."""
 
     exponent: int
     share: float
@@ -65,7 +65,7 @@ class SiloNoise:
     Args:
         clip: largest norm of an update, divided by its progress under FedNova.
         multiplier: z, deviation of the noise in a sum over the largest norm of one update.
-        shares: m - k, shares that alone have this deviation: a sum's least number of silos, less those that collude.
+        shares: m - k, number of shares that together have this deviation: least silos in a sum, minus colluding silos.
     """
 
     clip: float

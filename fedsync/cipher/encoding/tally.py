@@ -29,8 +29,8 @@ A number that takes several slots is cut into limbs of 24 bits, lowest first; th
 Statistics have a finer unit than losses: their owner chooses the unit of measurement, and the sums may be small in it.
 
 A loss or a score counts only if all silos that could report it do: a mean over some silos would disclose which. An
-impossible sum of evaluations is dropped, and the rest of the header counts: wrong figures of one silo must not cost the
-run its updates.
+impossible sum of evaluations is dropped, and the rest of the header counts: wrong metrics of one silo must not make the
+updates of all silos unusable.
 """
 
 from __future__ import annotations

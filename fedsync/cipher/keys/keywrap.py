@@ -63,9 +63,9 @@ class _SignedAnnouncement(_Announcement):
 
 
 class ServerKeys(Record):
-    """Server's knowledge of the keys: nothing that could open an update.
+    """Keys and names that the server has; none of them decrypts an update.
 
-    ``senders`` are the Ed25519 public keys of the silos, ``administrator`` is that of the issuer.
+    ``senders`` are the Ed25519 public keys of the silos, ``administrator`` is the issuer's.
     """
 
     epoch: Epoch

@@ -5,7 +5,7 @@
     signed     context, signature [64]
     revealed   context, own seeds, shares of the seeds of each lost survivor by name
 
-Questions of the server and answers of silos are `fedsync.cipher.masking.frames`; the first is the word on the left.
+Questions of the server and answers of silos are `fedsync.cipher.masking.frames`, with the name on the left first.
 
 | state | next | by |
 |---|---|---|

@@ -10,11 +10,11 @@ survivors that are lost before that come from shares. `docs/internals/cryptograp
 |---|---|
 | context (`mask_round`) | a server that gives other silos work without effect; lists, rosters, runs that differ |
 | pairs made for one run (`mask_roster`) | an attacker who obtains the long-lived keys afterwards |
-| bound of work (`masked_work`) | a server that lets the others do next to nothing, so that the sum shows its victim |
+| bound of work (`masked_work`) | a server that gives other silos almost no work, so that the sum is nearly one update |
 | own masks | a server that has a silo's update and claims that the silo dropped out |
 | one list, t signatures (`mask_round`) | a server that shows two lists, for both kinds of a silo's mask |
 | shares, commitments (`annex`) | silos that are lost before they reveal; silos that reveal false seeds |
-| log of used masks (`mask_log`) | a server that asks twice, and disks that are restored to an older state |
+| log of used masks (`mask_log`) | a server that repeats an order, and disks that are restored to an older state |
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", section 4, and
 section 6.2 for the active adversary.

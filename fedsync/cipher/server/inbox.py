@@ -265,7 +265,7 @@ def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelop
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Updates of a commit, and regions' sums (``summed``: whether there is one).
+    """Updates of a commit, grouped for addition; ``summed`` says whether there is a region's sum among them.
 
     ``by_grid`` has the envelopes that may be added up; ``singles`` all updates, of which those from a region's sum have
     no words; ``clear`` the change of the values in the clear, float32 [clear values].

@@ -3,7 +3,7 @@
 The result is a pure function of the sums, in order, so all silos have the same model to the last bit. Each link is
 added separately, in the order of versions and of its sums, with float32 operations that round identically everywhere.
 
-An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if it contains what no silo may seal:
+An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if its content is invalid:
 
 | content | detected by |
 |---|---|

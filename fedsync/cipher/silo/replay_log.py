@@ -85,7 +85,7 @@ class _Entries:
 
 
 class ChainLog:
-    """Chain log of one run R (`fedsync.cipher.silo.history`), which has this name now.
+    """Chain log of one run R (`fedsync.cipher.silo.history`); ``name`` is the run's present name.
 
     It is a file in the folder of the silo's keys, or in memory where they have no folder. `ConfigError` if the file is
     damaged or cannot be written, or the run is no longer followed.

@@ -48,7 +48,7 @@ class Serial:
 
 
 class Pool:
-    """`Pipeline` over several processes, because the library holds Python's lock while it encrypts.
+    """`Pipeline` over several processes, because the library holds Python's global interpreter lock while it encrypts.
 
     The processes are spawned, not forked, so threads of this process do no harm. Each process gets the group's secret.
     Use as a context manager.

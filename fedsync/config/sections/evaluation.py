@@ -105,7 +105,7 @@ class AloneConfig(Section):
     """Length of the silos' training alone."""
 
     rounds: PositiveInt
-    """Number of orders, each with as many steps and samples as the silo's last order in the run."""
+    """Number of orders, each with the steps and samples that the silo would have had in the next round."""
 
 
 class CrossSiteConfig(Section):

@@ -120,7 +120,7 @@ class CurveFitter:
 
 @dataclass(slots=True)
 class CurveBook:
-    """Curves of all silos, except for current speeds; without a ``fitter``, all are lines through the origin."""
+    """Curve shapes and overheads by silo; `curve` adds the speed. Without ``fitter``, lines through the origin."""
 
     fitter: CurveFitter | None = None
     _fits: dict[str, Fit] = field(default_factory=dict)

@@ -203,7 +203,7 @@ class Sizing:
 
 
 class Plan(Mapping[str, LocalWork]):
-    """Lazy result of `Sizing.plan`: barriers that never look at the work cost nothing.
+    """Lazy result of `Sizing.plan`, computed only if a barrier or the coordinator reads it.
 
     The arguments are live objects, so use a plan at once.
     """

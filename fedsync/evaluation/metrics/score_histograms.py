@@ -137,7 +137,7 @@ class ScoreCounts(Statistic):
 
 
 class Auroc(ArrayMetric[ScoreCounts]):
-    """Area under the ROC curve: how often a sample of the class scores above one of the others; ties count half.
+    """Area under the ROC curve: how often a sample of the class scores above a sample of another; ties count half.
 
     The error by binning is at most half the share of pairs in one bin. With more than two classes: the mean over
     classes with samples, each against the rest.

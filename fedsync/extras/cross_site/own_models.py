@@ -97,7 +97,7 @@ class SiloState(Protocol):
 
 
 class OwnOrders:
-    """Orders of a session for models of its own; the session makes it with the first such order.
+    """Handler of orders for the silo's own models; the session creates it at the first of these orders.
 
     Args:
         compared: models that the run's specification asks for; an encrypted run may ask for no other.

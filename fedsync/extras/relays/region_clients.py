@@ -7,7 +7,7 @@ numbers, which Flower does not use. Messages that the server posts at the same t
 | bundle | until | then |
 |---|---|---|
 | sent | its answer arrives | the answer is unpacked; if it was the last bundle, an empty bundle is sent |
-| sent | ``hold_s`` and a margin have passed | the bundle counts as lost; an empty bundle is sent likewise |
+| sent | ``hold_s`` and a margin have passed | it counts as lost; if it was the last bundle, an empty bundle is sent |
 | any | its relay is gone | the bundle is forgotten, and so are the nodes behind the relay |
 """
 

@@ -3,7 +3,7 @@
 A *region* is the group of silos behind one relay. The relay checks each update as the server would, adds compatible
 updates, and sends the sum with the names of its members. The relative weight of an update within its region (`share`)
 is known before any commit. So the server multiplies the whole sum by the members' common factor. A sum is committed
-whole or not at all: a server that takes only a part of its members takes none of them.
+whole or not at all: if one member's update does not count, no member's update counts.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class RegionRequest:
         session: id of the server's session; a new session makes the relay forget all earlier questions.
         pieces: size of each piece [bytes].
         hold_s: time limit of the relay's reply [s].
-        layout: of the model, until the relay knows it.
+        layout: layout of the model, unless the relay knows it.
         most: limit of the payload beside the reply [bytes]. Requests with a higher limit are answered first.
     """
 
@@ -109,7 +109,7 @@ class RegionReply:
     """Reply of a relay.
 
     Args:
-        session: of the server that asked; empty in the reply to a question that is not a `RegionRequest`.
+        session: that of the request; empty in the reply to a question that is not a `RegionRequest`.
         pieces: size of each piece [bytes].
         here: nodes of all connected silos.
         knows: whether the relay knows the model's layout.

@@ -1,9 +1,9 @@
 """Expectation maximisation (EM) as training: the model is the vector of sufficient statistics.
 
 EM alternates an E-step, in which every sample x gives statistics t(x; theta) under the parameters theta, and an M-step,
-theta = M(s), which needs only the mean s of the statistics over all samples. Silos can sum values that they cannot
-disclose, so they share s and not theta. Each party does the M-step where it uses the parameters, and the server only
-adds, also under encryption.
+theta = M(s), which needs only the mean s of the statistics over all samples. Statistics can be added up over silos,
+parameters cannot, so silos share s and not theta. Each party does the M-step where it uses the parameters, and the
+server only adds, also under encryption.
 
 A local step on a batch B with learning rate rho moves the statistics towards those of the batch:
 

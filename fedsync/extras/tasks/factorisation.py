@@ -31,8 +31,8 @@ class FactorisationTask(StatisticsTask):
     (other users count as 0), and ``products`` [items, factors], the mean of r_uj x_u. The M-step solves
     ``(gram_j + ridge I) y_j = product_j``. Both steps lower the mean loss plus ``ridge |y|^2``.
 
-    The test loss uses ratings that the user's vector has not seen. The vector is solved for from every other known
-    rating, and the loss is the mean squared error of the rest; a user with one known rating has none.
+    The test loss holds out every second known rating of a user, and solves for the user's vector from the others. It is
+    0 for a user with one known rating.
 
     With ``non_negative`` all vector values are at least 0, so ratings are sums of parts without cancellation. The
     statistics are the same; both steps solve their least squares under this constraint, and lower the same loss.

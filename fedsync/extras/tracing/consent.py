@@ -114,7 +114,7 @@ def needed(silos: int, members: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Consents:
-    """Consents for a version that count, by silo, and why each of the others does not count."""
+    """Valid consents for a version, by silo, and the reason why each other consent is invalid (``refused``)."""
 
     by_silo: Mapping[str, Consent]
     refused: tuple[str, ...]

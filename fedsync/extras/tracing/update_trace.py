@@ -12,7 +12,7 @@ that silos encrypted. Then the update must be what an honest silo may send:
 | count, weights, progress, votes, evaluation | its header is not that of a single silo |
 | clipping | a value exceeds the clipping range |
 | filling | there are values behind the last value of the model |
-| size | with the header's weight and progress, the model would change by more than any model does |
+| size | with the header's weight and progress, the model would change by more than `MOST` |
 
 The report on an update has only its failed checks, and its largest value relative to the clipping limit.
 """

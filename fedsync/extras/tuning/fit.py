@@ -4,7 +4,7 @@
 |---|---|
 | speed, curve | seconds a step by batch size; affine if the sizes differ enough |
 | jitter | variation of single steps, after removal of curve and load |
-| contention, trace | step times that stay high or low for a while (`fedsync.extras.tuning.fit`) |
+| contention, trace | step times that stay high or low for a while (`find_load`) |
 | overhead | duration of an order minus its steps; the first order is left out, because it includes loading |
 | bandwidth, latency | transfers that silos report; the latency only if sizes differ |
 | crashes | durations of presence and absence |

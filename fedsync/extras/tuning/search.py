@@ -67,9 +67,9 @@ class Ranked:
 
     Args:
         predicted: prediction without training, if made.
-        seconds: time to the target [s]; None if not all draws reached the target, or without final plays.
+        seconds: time to the target [s]; None if a draw missed the target, or the candidate is no finalist.
         accuracy: last accuracy; None without training.
-        once_s: time to the target in the last play, if reached [s].
+        once_s: time to the target in the last simulation, if reached [s].
     """
 
     candidate: Candidate

@@ -19,7 +19,7 @@ from fedsync.policies.schema import Chosen, register
 @register("proportional")
 @dataclass(frozen=True, slots=True)
 class ProportionalBalancer(ForecastBalancer):
-    """Batch sizes in proportion to predicted speed; what a cap cuts off is shared among the other silos.
+    """Batch sizes in proportion to predicted speed; samples above a cap are shared among the other silos.
 
     ``x_i = X v_i / sum v``: all silos finish a step together. Only speeds count, so the result is exact for linear
     curves. If a floor or a cap binds, the rest is shared in proportion among the other silos. Shares are rounded down,

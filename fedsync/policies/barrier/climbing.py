@@ -65,7 +65,7 @@ class ClimbingInterval(IntervalPolicy[ClimbingState]):
       of at least ``trials`` trials exceeds zero by ``confidence`` standard errors. Until then the interval stays, so
       the search keeps the shortest of the intervals that noise cannot tell apart.
     - Two trials are ``rest`` rounds apart. After each trial that was no better, the rest doubles, up to eight times
-      ``rest``, and the other neighbour is next. So confirmed knowledge costs less.
+      ``rest``, and the other neighbour is next. So trials become rare once the interval is confirmed.
 
     The score of a trial is ``(r - u) / (abs(r) + abs(u))`` for its rate r and the usual rate u. It lies between -1 and
     1, so that no single trial outweighs all others.

@@ -120,7 +120,7 @@ class FedAdagrad(PacedOptimizerPolicy):
 @register("cautious-adam")
 @dataclass(frozen=True, slots=True)
 class CautiousAdam(PacedOptimizerPolicy):
-    """Adam with rates by a layer's inputs and the number of layers, and with steps only where momentum and the newest
+    """Adam, scaled by a layer's number of inputs and the number of layers. A value moves only if momentum and newest
     change agree. Suits few local steps. See `fedsync.model.cautious_adam`. Liang et al. 2024, Large et al. 2024."""
 
     rate: Rate = 0.3

@@ -45,13 +45,13 @@ class Mixture(PredictorPolicy[MixtureState]):
     with 1.2 times the best root mean squared error has a twentieth of the best weight; at 1.5 times, 1/650. So the
     mixture is close to the best expert, and the errors of equally good experts average out.
 
-    The mean forgets with rate ``forget`` (and is a plain mean before ``1 / forget`` orders), so that the weights follow
-    when another expert becomes the best. One squared error counts up to 25 times the median expert's mean, so that an
-    unpredictable stall does not decide.
+    The mean forgets with rate ``forget``, so that the weights follow when another expert becomes the best. It is a
+    plain mean before ``1 / forget`` orders. After these, one squared error counts up to 25 times the median expert's
+    mean, so that an unpredictable stall does not decide.
 
-    Until an expert uses its first trained model, its record is that of its moving average. Then the record is scaled by
-    the result on held-out samples; otherwise a good model would wait for its weight. The scale is at most 25: a bad
-    model loses its weight, and regains it soon if it proves good.
+    Until an expert uses its first trained model, its error is that of its moving average. Then this error is multiplied
+    by the model's relative error on held-out samples; otherwise a good model would wait for its weight. The factor is
+    at most 25: a bad model loses its weight, and regains it soon if it proves good.
 
     Experts are judged by their forecasts from the information before the order (`SpeedSample.known`).
 

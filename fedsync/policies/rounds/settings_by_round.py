@@ -42,7 +42,7 @@ class RoundPolicy(Policy):
 
 
 class RoundHook(Extension):
-    """Extension that writes the settings of their round into orders; ``rate`` is ``local.learning_rate``."""
+    """Extension that writes the round's settings into each order; ``rate`` is ``local.learning_rate``."""
 
     name: ClassVar[str] = "on_round"
 
@@ -70,7 +70,7 @@ class RoundHook(Extension):
 @register("own")
 @dataclass(frozen=True)
 class Called(RoundPolicy):
-    """User's own function, passed to a ServerApp as ``on_round``; no file can name it."""
+    """User's own function, passed to a ServerApp as ``on_round``; a strategy file cannot name it."""
 
     @classmethod
     def of(cls, function: Callable[[int], Mapping[str, Scalar]]) -> Called:

@@ -246,7 +246,7 @@ def _elsewhere(newer: JoinedRun, session: JoinedRun) -> bool:
 
 
 class Agent:
-    """All sessions of a silo; at most `MOST_SESSIONS`. With ``stay``, the agent goes on without sessions."""
+    """All sessions of a silo; at most `MOST_SESSIONS`. With ``stay``, the agent continues when it has no session."""
 
     def __init__(self, folder: Path, *, stay: bool = False) -> None:
         self._folder, self._stay = folder, stay

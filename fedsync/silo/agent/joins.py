@@ -64,8 +64,8 @@ _LISTEN_S, _PAUSE_S, _UNFINISHED_S, _STOP_S = 60.0, 0.05, 10.0, 10.0
 class JoinedRun:
     """A silo's part in a run, as its ClientApp passes it on.
 
-    ``join`` is the hub's connection data, ``ids`` a `fedsync.common.environment.FLOWER_IDS`, ``app`` the folder of the
-    run's Flower app, or empty, and ``secret`` the session's, empty until the agent begins it.
+    ``join`` is the hub's connection data, ``ids`` the value of `fedsync.common.environment.FLOWER_IDS`, ``app`` the
+    folder of the run's Flower app, or empty, and ``secret`` the session's secret, empty until the agent begins it.
     """
 
     join: str

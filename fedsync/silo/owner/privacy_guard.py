@@ -57,7 +57,7 @@ class PrivacyGuard(SessionExtension):
         whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
         weighed_values: size of the model, if updates are weighed by precision; else 0.
         estimate: steps of the first estimate of updates, which an encrypted run needs.
-        seed: text from which noise on scores is drawn in virtual time, other at each silo.
+        seed: text from which noise on scores is drawn in virtual time, different at each silo.
     """
 
     config: PrivacyConfig

@@ -40,7 +40,7 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 class StillLoading(RunError):
-    """Error of a trainer that is still loading and goes on."""
+    """Error: the trainer is still loading, and continues to load."""
 
 
 _CODES: tuple[tuple[type[Exception], Refusal], ...] = (

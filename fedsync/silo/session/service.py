@@ -1,14 +1,14 @@
 """Request handler of a silo's trainer process: answers the server's requests while training goes on.
 
 A `TrainerService` carries out orders in separate threads (`fedsync.silo.session.order_queue`). So each request gets an
-answer at once: the update if it is ready, else the progress. A repeated request does its work only once. An order has
-these states:
+answer within the time that it sets: the update if it is ready, else the progress. A repeated order is trained only
+once. An order has these states:
 
-| state | `Train` of the same order | `Collect` | `Train` of one queued behind it | of another | goes to |
+| state | `Train` of this order | `Collect` | `Train` of an order queued behind it | `Train` of another | goes to |
 |---|---|---|---|---|---|
 | unknown | begins it | `VersionMismatch`: send it again | begins it | begins it | in work, queued |
-| queued | waits, then `InProgress` | the same | refuses it | gives this up | in work |
-| in work | waits, then `InProgress` | the same; may halt it | queues it | halts this | done, refused, failed |
+| queued | waits, then `InProgress` | the same | refuses it | drops this order | in work |
+| in work | waits, then `InProgress` | the same; may halt it | queues it | halts this order | done, refused, failed |
 | done | `WorkReport` and the update | the same | begins it | begins it | unknown |
 | refused | begins it, with the new payload | `VersionMismatch` | begins it | begins it | in work, unknown |
 | failed | `Refused` | the same | begins it | begins it | unknown |

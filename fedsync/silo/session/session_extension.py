@@ -1,14 +1,14 @@
 """Extension hooks of a silo's session (its part in a run): the base class of optional features at a silo.
 
 A feature that a plain run does not use is a `SessionExtension`. A session holds its run's extensions in a list, and
-calls their hooks in this order. The session's own code knows no single extension.
+calls their hooks in this order. The session's code depends on no particular extension.
 
 | when | hook | the extension can |
 |---|---|---|
 | first updates are estimated, to choose the range of encrypted values | `estimating` | replace the trainer |
 | an order arrived | `allow` | change it, or refuse it by an error |
 | the order's model is here | `begins` | record that training begins, or refuse the order by an error |
-| then | `as_trained`, `start`, `correction` | change what the trainer does, and from where |
+| the trainer is about to run | `as_trained`, `start`, `correction` | change order, start model and gradients |
 | the order was trained | `released` | change the outgoing result, or record it |
 | the answer is saved | `beside` | save vectors with it |
 | the answer is saved, or was loaded after a restart | `done` | continue from this answer |

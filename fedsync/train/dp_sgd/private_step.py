@@ -44,8 +44,8 @@ _PART = 2.0**-53
 class SystemRandom:
     """Random numbers from the operating system, for one order.
 
-    `add_noise` adds normal numbers of the ``deviation`` to a contiguous tensor. `chosen` returns the numbers,
-    below ``units``, of those that take part, each with probability ``rate``.
+    `add_noise` adds normal numbers of the ``deviation`` to a contiguous tensor. `chosen` draws each of the
+    ``units`` indices with probability ``rate``.
     """
 
     def __init__(self) -> None:

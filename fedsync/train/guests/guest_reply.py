@@ -150,7 +150,7 @@ class NamedArrays:
         tied: for each tied name, the name that owns the array; the tied one does not travel.
         gradients: whether a parameter has a gradient, by name; all names not listed are buffers.
 
-    Raises `ConfigError` for no arrays, arrays of a type that cannot travel, or no such parts.
+    Raises `ConfigError` if there are no arrays, their type cannot travel, or ``run`` names unknown parts.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ def _told(name: str, rest: Rest, since_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenableSums:
-    """Barrier ``inner`` without commits of fewer than ``least`` silos, whose encrypted sum would stay closed.
+    """Barrier ``inner`` without commits of fewer than ``least`` silos, whose encrypted sum no silo would decrypt.
 
     While fewer than ``least`` silos can take part, no silo is released and the run waits. An early commit is held back,
     and idle silos without an update get an order, until enough updates are in. Then ``inner`` is asked again.

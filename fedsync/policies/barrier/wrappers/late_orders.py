@@ -264,7 +264,7 @@ class Deadline(Wrapper[DeadlineState]):
     ever.
 
     No silo is late before as many orders have ended as there are silos (or ``window``, if that is less), nor before
-    ``share`` of the silos have sent an update: a deadline that most silos miss is a bad deadline.
+    ``share`` of the silos have sent an update: otherwise a short deadline could exclude most silos.
     """
 
     inner: Inner

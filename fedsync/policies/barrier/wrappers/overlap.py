@@ -39,7 +39,7 @@ class Overlap(BarrierPolicy[Any]):
     """Barrier ``inner`` with queued orders: each silo has its next order before it has sent its update.
 
     Overlap pays if the overhead of an order is as long as its training, or longer: a round then takes about half the
-    time. But updates are one version old, so training needs more rounds. With little overhead, overlap is a loss.
+    time. But updates are one version old, so training needs more rounds. With little overhead, training gets slower.
 
     Source: pipelined and delayed averaging, for example Shen et al. 2019, "Faster distributed deep net training:
     computation and communication decoupled stochastic gradient descent" (CoCoD-SGD), arXiv:1906.12043; Wang, Liang and
