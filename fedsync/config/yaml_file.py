@@ -51,8 +51,8 @@ _REMEDIES = {
     "greater_than_equal": "Write a number of at least {ge}",
     "less_than": "Write a number less than {lt}",
     "less_than_equal": "Write a number of at most {le}",
-    "too_short": "Write a list of at least {min_length}",
-    "too_long": "Write a list of at most {max_length}",
+    "too_short": "Write a list of at least {min_length} entries",
+    "too_long": "Write a list of at most {max_length} entries",
 }
 """Remedy by type of pydantic error, or by its prefix; the longest matching prefix applies."""
 
