@@ -61,8 +61,8 @@ def simulated(config: AnyStrategy) -> AnyStrategy:
     if config.barrier.queues:
         raise ConfigError(
             "barrier",
-            "it queues orders at silos, and Flower's simulation engine hands each silo one message at a time",
-            "Add --runtime local or --runtime virtual, or write the barrier inside overlap by itself",
+            "it queues orders at silos, and Flower's simulation engine sends each silo one message at a time",
+            "Add --runtime local or --runtime virtual, or use the barrier without overlap",
         )
     return config
 
@@ -103,13 +103,13 @@ def _policies(config: StrategySections) -> dict[str, bool]:
         ),
         f"local.proximal {local.proximal:g} times local.learning_rate {local.learning_rate:g} is not below 1: silos "
         "would swing around the model they start from": aggregation.normalises and swings,
-        "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; give aggregation a "
+        "barrier.late 'stale' needs a discount of stale updates, which aggregation does not have; give aggregation a "
         "staleness: {kind: polynomial}, or write late: next": barrier.needs_discount and not aggregation.discounts,
         f"aggregation.kind {aggregation.kind!r} compares {least} updates or more, and barrier.kind {barrier.kind!r} as "
         f"configured commits {most} at a time; choose a barrier that commits {_MANY}": most is not None
         and most < least,
-        f"aggregation.kind {aggregation.kind!r} goes towards a version and what was trained from it, and barrier.carry "
-        "has training begin further on; write carry: 0": config.barrier.carries and weigher.toward,
+        f"aggregation.kind {aggregation.kind!r} mixes models that were trained from a version, and with barrier.carry "
+        "silos train from another model; write carry: 0": config.barrier.carries and weigher.toward,
         f"extensions has {twice!r} twice; list each kind once": twice is not None,
     }
 
@@ -206,15 +206,15 @@ def _controls(config: StrategySections) -> dict[str, bool]:
     plain_sgd = given["kind"] == "sgd" and local.sgd_momentum == 0 and not given.get("maximize", False)
     problems = {
         f"task.kind {config.task.kind} has a loop of its own; leave server_optimizer out": config.task.own_loop,
-        f"local.optimizer {given['kind']!r} as configured does not go along gradients; write optimizer: sgd, without "
+        f"local.optimizer {given['kind']!r} as configured is not plain SGD; write optimizer: sgd, without "
         "momentum": not plain_sgd,
         "local.proximal holds silos back, as control variates do; write proximal: 0": local.proximal > 0,
         f"balancer.kind {balancer.kind!r} as configured gives silos different learning rates; write scale: batch": (
             balancer.scales_rates
         ),
-        f"{aggregation} does not say how many local steps a commit is worth; write aggregation: {{kind: fednova}}, "
+        f"{aggregation} does not define a commit's number of local steps; write aggregation: {{kind: fednova}}, "
         "which with equal steps is FedAvg": weighting is None or not weighting.normalised,
-        f"{aggregation} weighs a silo otherwise in each commit; write weight: examples, or silo": (
+        f"{aggregation} changes a silo's weight from commit to commit; write weight: examples, or silo": (
             weighting is not None and weighting.by == "samples"
         ),
         f"barrier.kind {barrier.kind!r} as configured commits updates that began with different versions; choose bsp, "
@@ -233,12 +233,12 @@ def _rounds(config: StrategySections) -> dict[str, bool]:
     if config.on_round is None or not config.on_round.changes_rate:
         return {}
     problems = {
-        "server_optimizer.kind 'scaffold' works out gradients by one learning rate; leave server_optimizer out": (
+        "server_optimizer.kind 'scaffold' needs a constant learning rate; leave server_optimizer out": (
             config.controlled
         ),
-        f"aggregation.kind {config.aggregation.kind!r} counts on local.proximal times a rate that stays; write "
+        f"aggregation.kind {config.aggregation.kind!r} needs a constant product of local.proximal and rate; write "
         "proximal: 0": config.aggregation.normalises and config.local.proximal > 0,
-        f"task.kind {config.task.kind} has none that could change; leave on_round out": (config.task.additive),
+        f"task.kind {config.task.kind} needs a constant one; leave on_round out": (config.task.additive),
     }
     return {f"on_round changes the learning rate, and {problem}": wrong for problem, wrong in problems.items()}
 
@@ -248,14 +248,14 @@ def _masked(config: StrategySections) -> dict[str, bool]:
     if not isinstance(config.cipher, MaskedConfig):
         return {}
     return {
-        "cipher.kind 'masked' opens sums of updates that began with the newest version, and barrier.kind "
-        f"{barrier.kind!r} has them one version old; take it away, or write cipher.kind: bfv": barrier.queues,
-        "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update alone or "
-        "with later ones: choose bsp, a-bsp or elastic, or write late: drop": barrier.mixes_rounds,
-        "cipher.kind 'masked' opens sums in which nearly all silos are, and barrier has a part of them in each round; "
+        "cipher.kind 'masked' decrypts sums of updates that began with the newest version, and barrier.kind "
+        f"{barrier.kind!r} commits updates one version old; choose another, or write cipher.kind: bfv": barrier.queues,
+        "cipher.kind 'masked' decrypts sums of one round only, and barrier as configured may commit updates alone or "
+        "with later updates; choose bsp, a-bsp or elastic, or write late: drop": barrier.mixes_rounds,
+        "cipher.kind 'masked' decrypts only sums of nearly all silos, and barrier has a part of them in each round; "
         "leave the fraction out, or write cipher.kind: bfv": barrier.draws,
-        "balancer.scale 'learning_rate' gives silos different learning rates, and masks (cipher.kind 'masked') come "
-        "off only where all train at one; write balancer.scale: batch, or cipher.kind: bfv": (
+        "balancer.scale 'learning_rate' gives silos different learning rates, and masks (cipher.kind 'masked') "
+        "cancel only if all have the same rate; write balancer.scale: batch, or cipher.kind: bfv": (
             config.balancer.scales_rates
         ),
     }
@@ -273,20 +273,20 @@ def _sealed(config: StrategySections) -> dict[str, bool]:
     weighting = config.aggregation.weigher(config.solver).weighting
     return {
         f"cipher.members {members}: barrier.kind {barrier.kind!r} as configured commits {most} at a time, so silos "
-        f"would open no version; write members: {most}, or choose a barrier that commits {_MANY}": (
+        f"would decrypt no version; write members: {most}, or choose a barrier that commits {_MANY}": (
             most is not None and members > most
         ),
-        f"cipher.members {members}: barrier has {part} of {silos} silos in each round, so silos would open no version; "
-        f"raise share, or write barrier.least: {members}": part is not None and members > part,
-        f"barrier.kind {barrier.kind!r} as configured goes by the loss of each round, and with sealed metrics the "
-        f"server learns it too late; where it has an interval write interval: {{kind: fixed}}, {_PLAIN}": (
+        f"cipher.members {members}: barrier has {part} of {silos} silos in each round, so silos would decrypt no "
+        f"version; raise share, or write barrier.least: {members}": part is not None and members > part,
+        f"barrier.kind {barrier.kind!r} as configured uses the loss of each round, and with sealed metrics the "
+        f"server learns it too late; if it has an interval, write interval: {{kind: fixed}}, {_PLAIN}": (
             figures and barrier.needs_losses
         ),
-        f"{passes} goes by passes of silos over their data, and with sealed metrics the server does not learn how much "
-        f"that is; write cipher.examples: how many samples count as a pass for all silos, {_PLAIN}": (
+        f"{passes} counts passes over silos' data, and with sealed metrics the server does not learn the numbers of "
+        f"samples; write cipher.examples: the number of samples of a pass, for all silos, {_PLAIN}": (
             figures and unsized and (barrier.needs_examples or config.stop.relative_change is not None)
         ),
-        f"evaluation.best.by {best.by!r}: with sealed metrics nobody but a silo itself knows its numbers; write "
+        f"evaluation.best.by {best.by!r}: sealed metrics hide the metrics of single silos; write "
         f"pooled, {_PLAIN}": figures and best.by != "pooled",
         "aggregation.weight 'examples' needs the number of each silo's samples for what cipher.only leaves in the "
         f"clear, and with sealed metrics the server does not learn it; write weight: silo, {_PLAIN}": (

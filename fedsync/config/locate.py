@@ -29,8 +29,8 @@ def locate(name: str | Path, kind: str = "") -> Path:
         if path.is_file():
             return path.resolve()
         if path.exists() and not path.is_dir():
-            problem = "a pipe or a device, and this file is read more than once"
-            raise ConfigError(str(name), problem, "Save it as a file")
+            problem = "a pipe or a device, but FedSync reads this file more than once"
+            raise ConfigError(str(name), problem, "Save its content as a file")
     except OSError as error:
         raise ConfigError(str(name), error.strerror or str(error), "Check the path and its permissions") from error
     folder = shipped_folder() / kind

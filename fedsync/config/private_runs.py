@@ -37,18 +37,18 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
     task, local, aims = config.task, config.local, privacy.target_epsilon is not None
     standardise = task.standardise if isinstance(task, CsvConfig) else None
     return {
-        f"target_epsilon goes by equal numbers of steps, and barrier.kind {config.barrier.innermost.kind!r} varies "
+        f"target_epsilon needs equal numbers of steps, and barrier.kind {config.barrier.innermost.kind!r} varies "
         "them; write noise_multiplier": (aims and config.barrier.innermost.sets_steps),
         f"balancer.kind {config.balancer.kind!r} changes nothing with target_epsilon, for which each silo fits its "
         "noise to its batches and its budget; write noise_multiplier": (aims and config.balancer.spends),
         f"task.standardise {standardise!r} scales a row by other rows, which no noise hides; give mean and deviation "
         "of each column, as in standardise: {age: [54, 9]}, from what is generally known": isinstance(standardise, str),
-        "task.statistics tells what columns hold; leave it out": (
+        "task.statistics sends statistics of columns, which no noise hides; leave it out": (
             isinstance(task, SurveyConfig) or (isinstance(task, CsvConfig) and task.statistics is not None)
         ),
         f"task.kind {task.kind!r} sends sums over rows and no gradients; choose another task": (task.additive),
         "evaluation.cross_site trains models without noise; leave it out": config.evaluation.cross_site is not None,
-        f"local.workers {local.workers}; leave it out": local.workers > 0,
+        f"local.workers {local.workers} is not supported; leave it out": local.workers > 0,
         "local.precision 'fp16' scales gradients by their size; write bf16 or fp32": local.precision == "fp16",
     }
 
@@ -68,7 +68,7 @@ def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool
         "server_optimizer corrects steps by each silo's exact updates; choose another": (
             optimizer is not None and optimizer.controls
         ),
-        "score_noise hides rows and not a silo; leave it out, then scores are not sent": (
+        "score_noise protects rows, not whole silos; leave it out, then scores are not sent": (
             privacy.score_noise is not None
         ),
         "task sends statistics of columns, which no noise hides; give mean and deviation of each column, or write "
@@ -94,7 +94,7 @@ def silo_noise(privacy: PrivacyConfig | None, rounds: int | None, members: int, 
     from fedsync.cipher.encoding.silo_noise import SiloNoise
 
     if members <= colluding:
-        problem = f"sums of {members} silos, of which {colluding} may collude, have no other share of the noise"
+        problem = f"a sum of {members} silos, of which {colluding} may collude, has no noise of an honest silo"
         raise ConfigError(
             "cipher.members", problem, f"Write at least {colluding + 1}, and choose a barrier with as many"
         )

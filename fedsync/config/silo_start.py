@@ -124,7 +124,7 @@ class AuditConfig(Section):
     @model_validator(mode="after")
     def _somewhere(self) -> Self:
         if self.required and self.head_to is None:
-            raise ValueError("required: true, but no place is named; name a folder as head_to")
+            raise ValueError("required: true needs a folder; write head_to: FOLDER")
         return self
 
 
@@ -306,7 +306,7 @@ class SiloStartConfig(Section):
         length = len(os.fsencode(config.state))
         if length > LONGEST_STATE:
             problem = f"{config.state} has {length} bytes, at most {LONGEST_STATE}"
-            raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets live below it")
+            raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets are created below it")
         return config
 
     @property

@@ -45,18 +45,18 @@ class StrategyConfig(StrategySections):
         if target is not None and (wrong := unreachable(target, self.task)):
             raise ValueError(f"stop.target_accuracy {wrong[0]}; {wrong[1]}")
         if scored == 0 and self.stop.by_score:
-            raise ValueError("fraction_evaluate 0 leaves stop's target and patience nothing to go by; write 1.0")
+            raise ValueError("fraction_evaluate 0 gives no scores for stop's target and patience; write 1.0")
         if self.evaluation.cross_site is not None:
             self.evaluation.cross_site.check(self.cipher, scored)
         if scored < 1 and (isinstance(self.cipher, MaskedConfig) or sealed_metrics(self.cipher) is not None):
             raise ValueError(
-                f"fraction_evaluate {scored:g}: with sealed metrics or masks all silos of a round evaluate, or none of "
-                "their evaluations opens; write 1.0"
+                f"fraction_evaluate {scored:g}: sealed metrics and masks need evaluations of all silos of a round, "
+                "otherwise no evaluation can be decrypted; write 1.0"
             )
         if scored == 0 and not isinstance(self.cipher, PlainConfig):
             raise ValueError(
-                "fraction_evaluate 0: under encryption only silos have the model, and they receive the last version to "
-                "evaluate it; write 0.1"
+                "fraction_evaluate 0: under encryption only silos have the model, and they receive the last version "
+                "only to evaluate it; write 0.1"
             )
         check_together(self)
         return self
@@ -156,7 +156,7 @@ class StrategyConfig(StrategySections):
 
         self.task.relocated(noted)
         errors = [
-            ConfigError("task", f"{path} does not exist", "Mend the path; it is relative to the strategy file")
+            ConfigError("task", f"{path} does not exist", "Correct the path; it is relative to the strategy file")
             for path in missing
         ]
         if self.initial_model is not None and not Path(self.initial_model).is_file():
@@ -206,8 +206,8 @@ class StrategyConfig(StrategySections):
         ratio = speeds[fast] / speeds[slow]
         if ratio > self.work_ratio:
             problem = (
-                f"{fast} is {ratio:.3g} times as fast as {slow}, and silos open no sum in which one update is more "
-                f"than {self.work_ratio:g} times the work of another (cipher.work_ratio)"
+                f"{fast} is {ratio:.3g} times as fast as {slow}, and silos decrypt no sum in which one update has "
+                f"more than {self.work_ratio:g} times the work of another (cipher.work_ratio)"
             )
             remedy = "Give all the same work with balancer: {kind: fixed} and barrier: {kind: bsp}, leave the slow "
             raise ConfigError("cipher.work_ratio", problem, f"{remedy}silo out, or raise work_ratio if owners allow it")

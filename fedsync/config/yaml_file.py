@@ -51,8 +51,8 @@ _REMEDIES = {
     "greater_than_equal": "Write a number of at least {ge}",
     "less_than": "Write a number less than {lt}",
     "less_than_equal": "Write a number of at most {le}",
-    "too_short": "Write a list of at least {min_length}",
-    "too_long": "Write a list of at most {max_length}",
+    "too_short": "Write a list of at least {min_length} entries",
+    "too_long": "Write a list of at most {max_length} entries",
 }
 """Remedy by type of pydantic error, or by its prefix; the longest matching prefix applies."""
 
@@ -245,7 +245,7 @@ class YamlFile:
                 key, item = item
                 if key.value in seen:
                     place = f"{self.name}, line {key.start_mark.line + 1}"
-                    raise ConfigError(place, f"the key {key.value!r} stands twice", "Remove one of the two")
+                    raise ConfigError(place, f"the key {key.value!r} occurs twice", "Remove one of the two")
                 seen.add(key.value)
             self._refuse_duplicates(item, (*above, node))
 
@@ -274,7 +274,7 @@ class YamlFile:
             case "missing":
                 return ConfigError(self.place(path), "missing", "Add this key")
         if found is None:
-            problem = "nothing stands here"
+            problem = "the value is empty"
         elif kind in _SECTION_EXPECTED:
             problem = f"a section is expected here, not {_shown(found)}"
         else:
@@ -282,7 +282,7 @@ class YamlFile:
         return ConfigError(self.place(path), problem, _remedy(error, path))
 
     def _unknown_kind(self, path: tuple[str, ...], found: object, allowed: list[str]) -> ConfigError:
-        remedy = near_miss(str(found), allowed) if allowed else "Name a plugin that registers it; it registers none yet"
+        remedy = near_miss(str(found), allowed) if allowed else "Name a plugin that registers it"
         return ConfigError(self.place(path), f"unknown kind {str(found)!r}", remedy)
 
     def _no_kind(self, path: tuple[str, ...]) -> ConfigError:

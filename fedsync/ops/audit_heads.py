@@ -218,7 +218,7 @@ def rotate_node_key(config: SiloStartConfig) -> NodeKey:
     Raises `ConfigError` if the silo has no node key, or a file cannot be written.
     """
     if config.node_key is None:
-        remedy = "There is nothing to do: with insecure: true no node proves who it is"
+        remedy = "No action is needed: with insecure: true, nodes have no keys"
         raise ConfigError("silo.yaml, node_key", "the silo has no node key", remedy)
     private = Path(config.node_key)
     public = private.with_name(f"{private.name}.pub")

@@ -227,13 +227,13 @@ def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
     begin, end = config.quorum(at_start), max(config.min_silos or 1, least_silos(config.settled(at_start)))
     remedy = "Ask for fewer rounds or steps, smaller batches or more score_noise; raise budgets; or lower min_silos"
     if any(silos):  # these have told a reason of their own
-        remedy = f"Correct what they name. {remedy}"
+        remedy = f"Remove these reasons. {remedy}"
     if refused and left < begin:
         raise ConfigError("privacy", f"{'; '.join(refused)}, and the run needs {begin} silos to begin", remedy)
     if (refused or spent) and left - len(spent) < end:
-        raise ConfigError("privacy", f"{'; '.join([*refused, *exceeded])}, and needs {end} silos to end", remedy)
-    warnings = [f"{each}: the run goes on without" for each in refused]
-    return [*warnings, *(f"{each}, and goes on without when it is spent" for each in exceeded)]
+        raise ConfigError("privacy", f"{'; '.join([*refused, *exceeded])}, and {end} silos are needed to end", remedy)
+    warnings = [f"{each}: the other silos continue" for each in refused]
+    return [*warnings, *(f"{each}: the other silos continue when it is spent" for each in exceeded)]
 
 
 def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:

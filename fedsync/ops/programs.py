@@ -84,7 +84,7 @@ def silo_programs(config: SiloStartConfig) -> list[Program]:
     if config.code == "shipped":
         return [_agent(folder, environment), Program("supernode", command, environment, rejoins=not config.insecure)]
     supernode = Program("supernode", command, way, rejoins=not config.insecure)
-    problem = "this system cannot keep the client that a run brings along from keys and data"
+    problem = "this system cannot isolate the client code of a run from keys and data"
     remedy = "Use a Linux with Landlock (5.13, better 6.7), or write code: shipped if the server may run code here"
     return confined(
         supernode,
@@ -119,10 +119,10 @@ def confined(
     open_folders = [each for each in program_folders() if each.is_dir() and each != Path("/proc")]
     for path in closed:
         if any(Path(path).resolve().is_relative_to(each) for each in open_folders):
-            problem = "lies among programs, which what a run brings along may read"
+            problem = "it is in a folder of programs, which a run's client code may read"
             raise ConfigError(str(path), problem, "Keep keys, data and state elsewhere")
     if landlock_abi() < NETWORK_ABI:
-        logger.warning("what a run brings along is kept from files, and not from the network: that takes Linux 6.7")
+        logger.warning("a run's client code is isolated from files, and not from the network: this needs Linux 6.7")
     inbox, secret, port = private_folder(folder / INBOX_FOLDER), folder / SECRET_FILE, str(free_ports(1)[0])
     write_private(secret, secrets.token_bytes(32))
     executes = ["--superexec-auth-secret-file", str(secret)]

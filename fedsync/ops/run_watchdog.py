@@ -146,7 +146,7 @@ class RunWatchdog:
         if free < wanted:
             care.starved = care.phase is not Phase.AT_WORK
             if care.phase is Phase.DIED:
-                raise RunError(f"the disk of {folder} is full: {free} bytes are free, {wanted} are wanted")
+                raise RunError(f"the disk of {folder} is full: {free} bytes are free, {wanted} are needed")
         elif care.starved:
             care.starved, care.due_s = False, 0.0
             if care.phase is Phase.WAITING:

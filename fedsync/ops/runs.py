@@ -202,7 +202,7 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
 
 def _check_idle(folder: Path, *, died: bool) -> None:
     if (folder / DONE_FILE).exists():
-        raise ConfigError(str(folder), "the run has come to its end", "Start another one")
+        raise ConfigError(str(folder), "the run has ended", "Start another run")
     now = phase(folder)
     if now is Phase.AT_WORK:
         raise BusyError(str(folder), "the run is at work", "Watch it: `fedsync watch`")
@@ -225,7 +225,7 @@ def stop_run(folder: Path) -> None:
     with _changing(folder, _STOP_WAIT_S):
         record = _read(folder)
         if phase(folder) is Phase.OVER and not held(folder / RUN_LOCK):
-            remedy = "Nothing is to be done; `fedsync server run --resume` goes on with one that failed"
+            remedy = "No action is needed; `fedsync server run --resume` resumes a failed run"
             raise ConfigError(str(folder), "the run is over", remedy)
         if not (folder / ERROR_FILE).exists():
             write_error(folder, RunError(STOPPED))
@@ -254,7 +254,7 @@ def _read(folder: Path) -> _Record:
         return _Record(str(record["number"]), Path(record["state"]), dict(record["settings"]))
     except FileNotFoundError:
         remedy = "Name the folder that `fedsync server run` printed"
-        raise ConfigError(str(folder), "no run of a server is here", remedy) from None
+        raise ConfigError(str(folder), "the folder has no run of a server", remedy) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "Start the run anew, in another folder"
         raise ConfigError(str(folder / RUN_FILE), f"cannot be read: {error!r}", remedy) from error
@@ -351,6 +351,6 @@ def _flwr(*arguments: str, environment: Mapping[str, str]) -> subprocess.Complet
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise RunError(f"flwr {arguments[0]} did not come back in {_FLWR_S:g} s") from error
+        raise RunError(f"flwr {arguments[0]} did not end within {_FLWR_S:g} s") from error
     except OSError as error:
         raise RunError(f"flwr {arguments[0]} could not be started: {error}") from error

@@ -230,7 +230,7 @@ def alone_in(state: Path) -> Iterator[None]:
     private_folder(state)
     with taken(state / LOCK_FILE) as alone:
         if not alone:
-            remedy = "End that one first, or give each its own state folder"
+            remedy = "End that process first, or give each process its own state folder"
             raise ConfigError(str(state), "another FedSync is at work in this folder", remedy)
         yield
 

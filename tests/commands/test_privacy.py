@@ -147,7 +147,7 @@ PLANS = {
         1,
         "no noise is enough at cleveland, hungarian, switzerland, va",
     ),
-    "spent on the way": (SPENT, 4, "the run exceeds the budget of cleveland, and needs 4 silos to end"),
+    "spent on the way": (SPENT, 4, "the run exceeds the budget of cleveland, and 4 silos are needed to end"),
 }
 
 

@@ -66,7 +66,7 @@ def test_the_owner_sees_what_the_run_asks_for_and_confirms_it(silo: Path) -> Non
     code = {str(task): hashlib.sha256(task.read_bytes()).hexdigest()}
     digest = f"{plain}+{hashlib.sha256(json.dumps(code).encode()).hexdigest()}"
     told = call("silo", "approve", "--silo", silo)
-    with pytest.raises(ConfigError, match="not the digest of the run with its code as it is now"):
+    with pytest.raises(ConfigError, match="not the digest of the run with its current code"):
         call("silo", "approve", "--silo", silo, plain)
     for part in (
         f"run {digest}", code[str(task)],

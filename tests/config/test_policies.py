@@ -152,7 +152,7 @@ MISTAKES: list[tuple[str, str, str, str]] = [
         "throws away",
         "late: next",
     ),
-    (f"barrier={{kind: fsp, {FIXED}, late: stale}}", "barrier.late", "wants stale updates discounted", "polynomial"),
+    (f"barrier={{kind: fsp, {FIXED}, late: stale}}", "barrier.late", "needs a discount of stale updates", "polynomial"),
     ("predictor={kind: mixture, experts: []}", "predictor.experts", "[] is not allowed", "a list of at least 1"),
     ("predictor={kind: mixture, experts: [{kind: mixture}]}", "predictor", "holds no mixture", "experts instead"),
     ("predictor={kind: mixture, experts: [{kind: emma}]}", "predictor.experts.0.kind", "unknown kind 'emma'", "'ema'?"),
@@ -246,11 +246,11 @@ SCAFFOLD = [
         ("local.momentum=0.9", "Write optimizer: sgd, without momentum"),
         ("local.optimizer={kind: sgd, momentum: 0.5}", "Write optimizer: sgd, without momentum"),
         ("local.optimizer={kind: sgd, maximize: true}", "Write optimizer: sgd, without momentum"),
-        ("local.optimizer=adam", "local.optimizer 'adam' as configured does not go along gradients"),
+        ("local.optimizer=adam", "local.optimizer 'adam' as configured is not plain SGD"),
         ("local.proximal=0.1", "Write proximal: 0"),
         ("balancer={kind: proportional, scale: learning_rate}", "different learning rates. Write scale: batch"),
         ("aggregation={kind: fedavg, weight: examples}", "Write aggregation: {kind: fednova}"),
-        ("aggregation.staleness={kind: polynomial}", "does not say how many local steps a commit is worth"),
+        ("aggregation.staleness={kind: polynomial}", "does not define a commit's number of local steps"),
         ("aggregation.weight=samples", "Write weight: examples, or silo"),
         ("barrier={kind: ssp, staleness: 2}", "commits updates that began with different versions"),
         ("barrier={kind: quorum, share: 0.5, late: next, inner: {kind: bsp}}", "began with different versions"),
@@ -311,7 +311,7 @@ def test_what_goes_together_is_not_refused() -> None:
     "aggregation", ["{kind: fedavg}", "{kind: fednova}", "{kind: fedbuff, staleness: {kind: constant}}"]
 )
 def test_stale_updates_may_not_wait_where_nothing_discounts_them(aggregation: str) -> None:
-    with pytest.raises(ConfigError, match="discounted"):
+    with pytest.raises(ConfigError, match="needs a discount"):
         load(f"aggregation={aggregation}", barrier=f"{{kind: fsp, {FIXED}, late: stale}}")
 
 

@@ -12,7 +12,7 @@ from fedsync.config.strategy import StrategyConfig
 def test_masks_need_one_learning_rate(balancer: str) -> None:
     """Masks bind the rate, so none would come off: every round would bring nothing."""
     scaled = [f"balancer={{kind: {balancer}, scale: learning_rate}}"]
-    with pytest.raises(ConfigError, match=r"masks .* all train at one.*[Ww]rite balancer\.scale: batch"):
+    with pytest.raises(ConfigError, match=r"masks .* all have the same rate.*[Ww]rite balancer\.scale: batch"):
         StrategyConfig.load("lb-bsp", ["cipher={kind: masked}", *scaled])
     StrategyConfig.load("lb-bsp", ["cipher={kind: bfv}", *scaled])
 

@@ -34,14 +34,14 @@ def test_the_metric_says_whether_more_of_it_is_better() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("evaluation.best={metric: auc}", "'auc' is not worked out in this run"),
-        ("evaluation.best={metric: dice}", "'dice' is not worked out in this run"),
-        ("stop.patience={metric: f1, versions: 3}", "'f1' is not worked out"),
+        ("evaluation.best={metric: auc}", "'auc' is not computed in this run"),
+        ("evaluation.best={metric: dice}", "'dice' is not computed in this run"),
+        ("stop.patience={metric: f1, versions: 3}", "'f1' is not computed"),
         ("stop.patience={metric: auroc, versions: 0}", "stop.patience"),
         ("stop.target={metric: auroc}", "a target has one bound"),
         ("stop.target={metric: auroc, at_least: 0.5, at_most: 0.9}", "a target has one bound"),
-        ("stop.target={metric: auroc, at_most: 0.85}", "more of auroc is better"),
-        ("stop.target={metric: brier, at_least: 0.1}", "less of brier is better"),
+        ("stop.target={metric: auroc, at_most: 0.85}", "larger values of auroc are better"),
+        ("stop.target={metric: brier, at_least: 0.1}", "smaller values of brier are better"),
         ("stop.target={metric: auroc, at_least: 1.5}", "auroc lies between 0 and 1"),
         ("stop.target={metric: auroc, at_least: 0.0}", "auroc lies between 0 and 1"),
         ("stop.target={metric: brier, at_most: -1}", "brier lies between 0 and 2"),
@@ -58,7 +58,7 @@ def test_nonsense_is_refused(change: str, problem: str) -> None:
 
 @pytest.mark.parametrize("by", ["worst", "'math:fsum'"])
 def test_sealed_metrics_leave_nobody_to_ask_for_the_worst_silo(by: str) -> None:
-    with pytest.raises(ConfigError, match="nobody but a silo itself knows its numbers"):
+    with pytest.raises(ConfigError, match="sealed metrics hide the metrics of single silos"):
         StrategyConfig.load("fedavg", ["cipher={kind: bfv}", f"evaluation.best={{by: {by}}}"])
     StrategyConfig.load("fedavg", ["cipher={kind: bfv, metrics: plain}", f"evaluation.best={{by: {by}}}"])
 
@@ -82,7 +82,7 @@ def test_a_run_ends_when_a_metric_reaches_its_target_or_stands_still() -> None:
 
 
 def test_validate_asks_the_task_only_where_a_rule_goes_by_a_metric(tmp_path: Path) -> None:
-    for change, refused in (("at_least: 0.9", ""), ("at_most: 0.9", "more of f1 is better")):
+    for change, refused in (("at_least: 0.9", ""), ("at_most: 0.9", "larger values of f1 are better")):
         file = tmp_path / "strategy.yaml"
         lines = [
             "name: mine",

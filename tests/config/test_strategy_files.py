@@ -63,7 +63,7 @@ MISTAKES = [
     ("steps: 20", "steps: 20.0", 5, "local.steps", "20.0 is not allowed", "Write a whole number"),
     ("steps: 20", "steps: true", 5, "local.steps", "True is not allowed", "Write a whole number"),
     ("steps: 20", "steps: [1]", 5, "local.steps", "[1] is not allowed", "Write a whole number"),
-    ("steps: 20", "steps:", 5, "local.steps", "nothing stands here", "Write a whole number"),
+    ("steps: 20", "steps:", 5, "local.steps", "the value is empty", "Write a whole number"),
     ("name: mine", "name: 5", 1, "name", "5 is not allowed", "Write text, in quotes if need be"),
     ("name: mine", "name: two words", 1, "name", "'two words' is not allowed", "[A-Za-z0-9._-]+"),
     ("steps: 20", "resources: 1", 5, "local.resources", "1 is not allowed", "Write true or false"),
@@ -108,11 +108,11 @@ MISTAKES = [
     ("{kind: bsp}", "bsp", 9, "barrier", "a section is expected here, not 'bsp'", "Write barrier: {kind: bsp}"),
     ("{kind: digits}", "digits", 10, "task", "a section is expected here, not 'digits'", "Write task: {kind: digits}"),
     ("{rounds: 4}", "4", 3, "stop", "a section is expected here, not 4", "Write stop: {key: value}"),
-    ("{rounds: 4}", "", 3, "stop", "nothing stands here", "Write stop: {key: value}"),
+    ("{rounds: 4}", "", 3, "stop", "the value is empty", "Write stop: {key: value}"),
     ("barrier: {kind: bsp}\n", "", 1, "barrier", "missing", "Add this key"),
     ("  kind: proportional", "  kind: proportional\n  scale: bacth", 9, "balancer.scale", "'bacth'", "'batch'?"),
-    ("seed: 7", "seed: 7\nseed: 8", 3, "seed", "the key 'seed' stands twice", "Remove one of the two"),
-    ("steps: 20", "steps: 20\n  steps: 30", 6, "steps", "the key 'steps' stands twice", "Remove one of the two"),
+    ("seed: 7", "seed: 7\nseed: 8", 3, "seed", "the key 'seed' occurs twice", "Remove one of the two"),
+    ("steps: 20", "steps: 20\n  steps: 30", 6, "steps", "the key 'steps' occurs twice", "Remove one of the two"),
     ("{kind: digits}", "{kind: csv, files: a.csv, target: y}", 10, "task.files", "'a.csv' is not", "Write a list"),
     ("{kind: digits}", "{kind: csv, files: [], target: y}", 10, "task.files", "[] is not", "at least 1"),
     ("{kind: digits}", "{kind: csv, files: [1], target: y}", 10, "task.files.0", "1 is not allowed", "Write text"),
@@ -239,7 +239,7 @@ def test_all_contradictions_between_sections_are_told_at_a_time(tmp_path: Path) 
         tmp_path, GOOD, "cipher={kind: bfv, members: 2}", "wire={up: bf16}", "barrier={kind: buffered, size: 1}"
     )
     told = "\n".join(str(each) for each in (error, *error.others))
-    assert "wire is for runs in the clear" in told and "silos would open no version" in told
+    assert "wire is for runs in the clear" in told and "silos would decrypt no version" in told
 
 
 def test_a_pipe_is_refused_clearly(tmp_path: Path) -> None:

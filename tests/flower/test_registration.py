@@ -340,7 +340,7 @@ def test_a_flwr_that_hangs_or_is_not_there_is_a_run_s_error(
     call = {"submit": runs.submit, "withdraw": runs.withdraw}[use]
     flwr("exec sleep 60")
     monkeypatch.setattr(runs, "_FLWR_S", 0.05)
-    with pytest.raises(RunError, match=r"flwr (run|stop) did not come back in 0.05 s"):
+    with pytest.raises(RunError, match=r"flwr (run|stop) did not end within 0.05 s"):
         call(tmp_path, "here", {})  # type: ignore[operator]  # of either kind: a path will do for a number
     monkeypatch.setattr(runs, "flwr_command", lambda: str(tmp_path / "nothing"))
     with pytest.raises(RunError, match="could not be started"):

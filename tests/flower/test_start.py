@@ -272,8 +272,8 @@ def test_a_part_of_the_silos_evaluates_each_version(part: float, evaluating: int
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["fraction_evaluate=0.0", "stop.target_accuracy=0.9"], "nothing to go by"),
-        (["fraction_evaluate=0.0", "stop.patience=3"], "nothing to go by"),
+        (["fraction_evaluate=0.0", "stop.target_accuracy=0.9"], "gives no scores for"),
+        (["fraction_evaluate=0.0", "stop.patience=3"], "gives no scores for"),
         (["fraction_evaluate=0.5", "cipher={kind: bfv}"], "all silos of a round"),
         (["fraction_evaluate=0", "cipher={kind: bfv, metrics: plain}"], "only silos have the model"),
         (

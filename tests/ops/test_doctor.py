@@ -185,7 +185,7 @@ def test_what_a_system_keeps_code_that_is_sent_from_is_told(
     found = checks.check_code(config)
     assert found.ok is can and said in found.detail
     if not can:
-        failed(found, "cannot be kept from keys and data here", "Landlock (5.13, better 6.7), or write code: shipped")
+        failed(found, "cannot isolate the client code of a run", "Landlock (5.13, better 6.7), or write code: shipped")
     shipped = checks.check_code(config.model_copy(update={"code": "shipped"}))
     assert shipped.ok and "whatever client the server sends" in shipped.detail
 

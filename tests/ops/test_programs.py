@@ -107,14 +107,14 @@ def test_code_from_the_server_runs_beside_the_data_only_where_the_owner_says_so(
     shipped = plan(SILO, tmp_path)
     assert list(shipped) == ["agent", "supernode"] and "--isolation" not in shipped["supernode"].command
     monkeypatch.setattr(programs, "can_confine", lambda: False)
-    with pytest.raises(ConfigError, match=r"cannot keep the client.*from keys and data.*code: shipped"):
+    with pytest.raises(ConfigError, match=r"cannot isolate the client code.*from keys and data.*code: shipped"):
         plan(SILO, tmp_path, code="installed")
     assert "room" not in plan(SILO, tmp_path)
 
 
 def test_keys_among_programs_are_refused(tmp_path: Path) -> None:
     """What is in the room may read where Python is."""
-    with pytest.raises(ConfigError, match="lies among programs"):
+    with pytest.raises(ConfigError, match="is in a folder of programs"):
         plan(SILO, tmp_path, code="installed", keys=f"{sys.prefix}/keys")
 
 

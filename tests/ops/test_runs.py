@@ -227,7 +227,7 @@ def test_a_run_that_does_not_work_is_stopped_too(
 
 
 def nobody_there() -> None:
-    raise RunError("flwr stop did not come back in 120 s")
+    raise RunError("flwr stop did not end within 120 s")
 
 
 def test_a_run_that_begins_while_it_is_stopped_ends(config: ServerStartConfig, superlink: SuperLink) -> None:
@@ -355,13 +355,13 @@ def test_whoever_stops_waits_for_whoever_resumes(
 
 def test_what_cannot_be_resumed_says_why(config: ServerStartConfig, superlink: SuperLink, tmp_path: Path) -> None:
     for use in (lambda: resume_run(config, tmp_path), lambda: stop_run(tmp_path)):
-        with pytest.raises(ConfigError, match="no run of a server is here"):
+        with pytest.raises(ConfigError, match="the folder has no run of a server"):
             use()
     folder = submit_run(config, STRATEGY)
     with pytest.raises(ConfigError, match="has the files of a run"):
         submit_run(config, STRATEGY, out=folder)
     (folder / DONE_FILE).touch()
-    with pytest.raises(ConfigError, match="has come to its end"):
+    with pytest.raises(ConfigError, match="the run has ended"):
         resume_run(config, folder)
     (folder / "run.json").write_text('{"number": "1"}')
     with pytest.raises(ConfigError, match="cannot be read"):

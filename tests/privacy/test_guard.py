@@ -343,7 +343,7 @@ def test_statistics_are_refused_unless_they_are_public(folder: Path) -> None:
     assert config is not None
     spec, public = RunSpec.of(config, None, 3), BudgetConfig(epsilon=8.0, delta=1e-3, public=["statistics"])
     rules = [owner(folder, budget).model_copy(update={"statistics": "plain"}) for budget in (BUDGET, public)]
-    with pytest.raises(OwnerRefusal, match="the run asks what columns hold, and the data have a privacy budget"):
+    with pytest.raises(OwnerRefusal, match="the run requests statistics of columns, and the data have a privacy"):
         rules[0].checked(spec, 0)
     with pytest.raises(OwnerRefusal, match="the run is not private"):
         SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=rules[0])

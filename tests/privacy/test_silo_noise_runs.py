@@ -69,7 +69,7 @@ def trained(folder: Path, budget: BudgetConfig) -> Completed:
         (["cipher={kind: plain}"], "each update with only its own share"),
         (["aggregation={kind: fedavg, weight: examples}"], "Write weight: silo"),
         (["stop={seconds: 60}", "privacy={kind: silo-noise, clip: 1, target_epsilon: 2}"], "whose length is open"),
-        (["privacy={kind: silo-noise, clip: 1, noise_multiplier: 2, score_noise: 5}"], "hides rows and not a silo"),
+        (["privacy={kind: silo-noise, clip: 1, noise_multiplier: 2, score_noise: 5}"], "protects rows, not whole"),
         (["evaluation={cross_site: {}}"], "models without noise"),
         (
             ["server_optimizer={kind: scaffold}", "aggregation={kind: fednova, weight: silo}"],
@@ -98,7 +98,7 @@ def test_a_cipher_that_leaves_exact_values_is_refused(cipher: dict[str, Any], pr
 
 
 def test_sums_in_which_all_silos_may_collude_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no other share of the noise"):
+    with pytest.raises(ConfigError, match="has no noise of an honest silo"):
         session(tmp_path, strategy(members=1), None)
 
 

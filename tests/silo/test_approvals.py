@@ -188,5 +188,5 @@ def test_nothing_is_trained_beyond_the_rounds_that_were_confirmed(order: WorkOrd
     if allowed:
         OwnerPolicy(approvals="/x").begin(order, rounds=5)
         return
-    with pytest.raises(OwnerRefusal, match="the owner confirmed 5 rounds"):
+    with pytest.raises(OwnerRefusal, match="the owner approved 5 rounds"):
         OwnerPolicy(approvals="/x").begin(order, rounds=5)

@@ -148,7 +148,7 @@ def test_a_full_disk_is_one_refusal_and_no_half_line(place: AuditPlace, monkeypa
             raise OSError(errno.ENOSPC, "No space left on device")
 
         full.setattr(os, "write", half)
-        with pytest.raises(ConfigError, match="the audit log takes no line") as caught:
+        with pytest.raises(ConfigError, match="the audit log cannot be written") as caught:
             log.add("answered", {"x": 2})
         assert code_of(caught.value).name == "DISK"
     assert len(lines(place)) == 1 and AuditReader(Path(place.folder)).torn == 0
@@ -193,7 +193,7 @@ def test_nothing_leaves_without_a_head_elsewhere_where_the_owner_demands_it(tmp_
         log.add("answered", {})
         (tmp_path / AUDIT / UNWRITTEN).write_text("")
         if required:
-            with pytest.raises(ConfigError, match="cannot be written off the machine") as caught:
+            with pytest.raises(ConfigError, match="cannot be written to another machine") as caught:
                 log.add("answered", {})
             assert code_of(caught.value).name == "DISK"
         else:

@@ -313,7 +313,7 @@ def test_a_silo_without_a_model_says_why(file: Path, tmp_path: Path) -> None:
 def test_a_run_that_is_not_there_is_named_with_those_that_are(file: Path, tmp_path: Path) -> None:
     keep(file, "one", at_s=1e9)
     keep(file, "two", at_s=1e9 + 60)
-    with pytest.raises(ConfigError, match=r"run 'three' there is no model here\. There is one of: two .*, one "):
+    with pytest.raises(ConfigError, match=r"there is no model of run 'three'\. Choose one of: two .*, one "):
         export(file, tmp_path, "--run", "three")
 
 

@@ -52,8 +52,8 @@ def limited(folder: Path, **limits: int) -> OwnerPolicy:
 @pytest.mark.parametrize(
     ("asked", "limit"),
     [
-        (order(batch_size=3), "batch_size: an order of 3, and this silo's owner allows 4"),
-        (order(batch_size=4, max_steps=3), "samples: an order of 12, and this silo's owner allows 16"),
+        (order(batch_size=3), "batch_size: an order of 3, and this silo's owner demands at least 4"),
+        (order(batch_size=4, max_steps=3), "samples: an order of 12, and this silo's owner demands at least 16"),
     ],
 )
 def test_an_order_that_is_too_small_is_refused_and_not_counted(asked: WorkOrder, limit: str, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_an_order_that_evaluates_counts_as_an_evaluation_too(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"orders": {"x": 1}}', '{"orders": {"1": "1"}}', '{"orders": 3}'])
 def test_counts_that_are_damaged_are_not_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "orders.json").write_text(text)
-    with pytest.raises(ConfigError, match="damaged: nobody knows how many"):
+    with pytest.raises(ConfigError, match="damaged: the number of past orders is unknown"):
         OrderCounts(tmp_path / "orders.json", {"orders": 1}).take("orders")
 
 

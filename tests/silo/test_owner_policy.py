@@ -267,7 +267,7 @@ def test_a_silo_reads_no_file_and_is_no_other_machine_unless_its_owner_says_so(f
     with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
         OwnerPolicy.of(config).checked(spec(images(folder / "mine" / "data.npz")), 1)
     emulated = SPEC.model_copy(update={"emulate": [SiloConfig(name="b", speed=1.0)]})
-    with pytest.raises(OwnerRefusal, match=r"^emulate: .*pretend to be other machines.*emulate: true"):
+    with pytest.raises(OwnerRefusal, match=r"^emulate: .*emulate other machines.*emulate: true"):
         OwnerPolicy.of(config).checked(emulated, 1)
     OwnerPolicy.of(config.model_copy(update={"emulate": True})).checked(emulated, 1)
 
@@ -300,8 +300,8 @@ def test_keys_stay_closed_where_data_names_the_folder_above_them(folder: Path, m
 
 
 FLOORS: list[tuple[dict[str, Any], str, str]] = [
-    ({"colluding": 2}, r"^cipher\.colluding: .*goes by 1 .*demands 2", "masked"),
-    ({"quorum": 3}, r"^min_silos: .*goes by 2 .*demands 3", "bfv"),
+    ({"colluding": 2}, r"^cipher\.colluding: .*assumes 1 .*demands 2", "masked"),
+    ({"quorum": 3}, r"^min_silos: .*assumes 2 .*demands 3", "bfv"),
     ({"members": 3}, r"^cipher\.members: .*demands 3", "bfv"),
     ({"work_ratio": 2.0}, r"^cipher\.work_ratio: .*may be 4 times.*allows 2", "masked"),
 ]

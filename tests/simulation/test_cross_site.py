@@ -142,7 +142,7 @@ def test_the_model_that_silos_tune_is_the_best(tmp_path: Path, monkeypatch: pyte
     [
         (["cipher={kind: bfv, metrics: plain}"], "fine_tune"),
         (["fraction_evaluate=0"], "fraction_evaluate 0"),
-        (["evaluation={cross_site: {local: false}}"], "nothing is trained"),
+        (["evaluation={cross_site: {local: false}}"], "cross_site trains no model"),
         (["evaluation={cross_site: {local: {rounds: 0}}}"], "rounds"),
     ],
 )

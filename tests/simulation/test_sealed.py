@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_takes_snapshots_and_a_newcomer_starts_from_one(
 
 def test_masks_need_commits_of_one_round() -> None:
     for name in ("asp", "pssp", "fsp"):
-        with pytest.raises(ConfigError, match="opens sums of one round only"):
+        with pytest.raises(ConfigError, match="decrypts sums of one round only"):
             config(name, "cipher={kind: masked}")
     config("fsp", "cipher={kind: masked, inner: {kind: bfv, examples: 300}}", "barrier.late=drop")
 

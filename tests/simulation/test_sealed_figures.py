@@ -161,7 +161,7 @@ def test_intervals_that_go_by_losses_are_refused(interval: str) -> None:
 
 def test_what_goes_by_passes_needs_a_public_number() -> None:
     for more in (("barrier={kind: fsp, interval: {kind: fixed, interval_s: 1}}",), ("stop.relative_change=0.1",)):
-        with pytest.raises(ConfigError, match=r"goes by passes.*[Ww]rite cipher.examples"):
+        with pytest.raises(ConfigError, match=r"counts passes.*[Ww]rite cipher.examples"):
             config("{kind: pad}", *more)
         config("{kind: pad, examples: 100}", *more)
 

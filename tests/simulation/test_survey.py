@@ -189,7 +189,7 @@ def test_a_scale_may_be_given(tmp_path: Path, scales: dict[str, dict[str, Column
     run_virtual(config(files, standardise={"age": [50, 10], "dose": [1, 2.5]}), cluster(), tmp_path / "run")
     assert scales["a"] == {"age": ColumnScale(50.0, 10.0), "dose": ColumnScale(1.0, 2.5)}
     assert not (tmp_path / "run" / "survey").exists()
-    with pytest.raises(ConfigError, match=r"standardise\.age \[50.*, 0.*\] is no mean and deviation"):
+    with pytest.raises(ConfigError, match=r"standardise\.age \[50.*, 0.*\] is no mean and positive deviation"):
         config(files, standardise={"age": [50, 0]})
     with pytest.raises(
         ConfigError, match=r"numbers 'dose', and there is no scale for it. Write standardise: \{dose: \["

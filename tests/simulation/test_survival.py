@@ -191,7 +191,7 @@ def test_the_command_shows_it_and_writes_it(
         ("task.of.time=null", "Write of.time"),
         ("task.survival.group=age", "has no categories"),
         ("task.survival.covariates=[dead]", "which is the target"),
-        ("task.survival.grid=[3, 2]", "do not rise"),
+        ("task.survival.grid=[3, 2]", "do not increase"),
     ],
 )
 def test_a_run_that_cannot_add_up_is_refused_before_it_begins(override: str, message: str, tmp_path: Path) -> None:

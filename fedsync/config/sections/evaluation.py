@@ -58,7 +58,7 @@ class TargetConfig(Section):
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
         if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("a target has one bound; write at_least where more is better, else at_most")
+            raise ValueError("a target has one bound; write at_least if larger values are better, else at_most")
         return self
 
     def build(self, metrics: Sequence[AnyMetric]) -> Target:
@@ -71,14 +71,13 @@ class TargetConfig(Section):
         bound = self.at_least if higher else self.at_most
         if bound is None:
             wrong, right = ("at_most", "at_least") if higher else ("at_least", "at_most")
-            problem = (
-                f"{'more' if higher else 'less'} of {self.metric} is better, and {wrong} would end a run that is bad"
-            )
+            better = "larger" if higher else "smaller"
+            problem = f"{better} values of {self.metric} are better, so {wrong} would stop the run on a bad model"
             raise ConfigError(f"{place}.{wrong}", problem, f"Write {right}")
         low, high = next((metric.limits for metric in metrics if metric.name == self.metric), (bound, bound))
         if not low <= bound <= high or (low < high and bound == (low if higher else high)):
             problem = f"{bound:g} is not allowed: {self.metric} lies between {low:g} and {high:g}"
-            raise ConfigError(place, problem, "Write a value that is not reached from the beginning, and can be")
+            raise ConfigError(place, problem, "Write a value between these limits")
         return Target(Selection(self.metric, higher), bound)
 
 
@@ -97,7 +96,7 @@ def is_higher(name: str, metrics: Sequence[AnyMetric], place: str) -> bool:
     known = {**TOLD, **{metric.name: metric.higher_is_better for metric in metrics}}
     if name not in known:
         remedy = f"Choose one of {', '.join(sorted(known))}, or add it to evaluation.metrics"
-        raise ConfigError(place, f"{name!r} is not worked out in this run", remedy)
+        raise ConfigError(place, f"{name!r} is not computed in this run", remedy)
     return known[name]
 
 
@@ -121,17 +120,17 @@ class CrossSiteConfig(Section):
     @model_validator(mode="after")
     def _trains(self) -> Self:
         if not self.local and not self.fine_tune:
-            raise ValueError("nothing is trained; write local: true, or fine_tune: 20, or leave cross_site out")
+            raise ValueError("cross_site trains no model; write local: true, or fine_tune: 20, or leave cross_site out")
         return self
 
     def check(self, cipher: CipherConfig, evaluated: float) -> None:
         """Raise ValueError if the share ``evaluated`` of silos is 0, or no silo keeps the model to fine-tune."""
         if evaluated == 0:
-            raise ValueError("fraction_evaluate 0: no silo evaluates what evaluation.cross_site compares; write 1.0")
+            raise ValueError("fraction_evaluate 0: no silo evaluates the models of evaluation.cross_site; write 1.0")
         if not isinstance(cipher, PlainConfig) and sealed_metrics(cipher) is None and self.fine_tune:
             raise ValueError(
-                "evaluation.cross_site.fine_tune begins with the best model, which silos of an encrypted run keep only "
-                "where metrics are sealed; leave it out, or write cipher.metrics: sealed"
+                "evaluation.cross_site.fine_tune starts from the best model, which silos of an encrypted run keep only "
+                "if metrics are sealed; leave it out, or write cipher.metrics: sealed"
             )
 
     def build(self, *, share: bool) -> CrossSite:

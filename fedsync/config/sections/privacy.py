@@ -62,7 +62,7 @@ class BudgetConfig(Section):
                 "and person_column: NAME together, or leave both out"
             )
         if self.unit == "silo" and self.accountant != "rdp":
-            raise ValueError("unit silo: sums of discrete noise are proven for accountant rdp; write accountant: rdp")
+            raise ValueError("unit silo: only accountant rdp covers sums of discrete noise; write accountant: rdp")
         return self
 
 

@@ -51,7 +51,7 @@ class CodePlace:
         """Parse ``package.module:name`` or ``folder/file.py:name``; raises ValueError."""
         where, _, name = text.rpartition(":")
         if not (where and name.isidentifier()):
-            raise ValueError(f"{text!r} names nothing; write package.module:name or folder/file.py:name")
+            raise ValueError(f"{text!r} names no object; write package.module:name or folder/file.py:name")
         if where.endswith(".py"):
             return cls(Path(where), "", name)
         if not _DOTTED.fullmatch(where):
@@ -72,7 +72,7 @@ class CodePlace:
             run[known] = run_file(path, key, self.module, self.name if call else "")
         found = getattr(run[known], self.name, None)
         if found is None:
-            raise ConfigError(str(path), f"there is no {self.name} in it", f"Mend {key}")
+            raise ConfigError(str(path), f"there is no {self.name} in it", f"Correct {key}")
         return found
 
     def root(self, path: Path) -> Path:

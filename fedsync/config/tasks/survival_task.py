@@ -61,7 +61,7 @@ class SurvivalConfig(Section):
     def _rises(self) -> Self:
         times = self.times
         if not all(isfinite(time) for time in times) or any(one >= other for one, other in pairwise(times)):
-            raise ValueError("grid has times that do not rise; write each time once, the smallest first")
+            raise ValueError("grid has times that do not increase; write each time once, the smallest first")
         if len(set(self.covariates)) != len(self.covariates):
             raise ValueError("covariates has a column twice; list each once")
         return self
@@ -163,6 +163,6 @@ class SurveyConfig(OwnLoopSection):
         task, slot = self.of.build(), SiloSlot(site.name, site.index, slots, site.seed)
         columns, asked = task.columns(slot), self.statistics
         if columns is None:
-            raise ConfigError("task.of", f"kind {self.of.kind} has no columns", "Survey a table")
+            raise ConfigError("task.of", f"kind {self.of.kind} has no columns", "Choose kind: csv")
         table = task.table(slot)
         return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins, table)

@@ -57,7 +57,7 @@ class ColumnStatisticsConfig(Section):
 
 def _words(given: object) -> object:
     if isinstance(given, list) and any(isinstance(one, bool) for one in given):
-        raise ValueError("YAML reads yes, no, true and false as switches; put words in quotes")
+        raise ValueError("YAML reads yes, no, true and false as booleans; put words in quotes")
     return given
 
 
@@ -92,7 +92,7 @@ class ColumnConfig(Section):
                 f"kind {self.kind} and {len(self.categories)} categories; write categories and kind: category"
             )
         if self.decimal == self.thousands:
-            raise ValueError(f"decimal and thousands are both {self.decimal!r}; write two marks")
+            raise ValueError(f"decimal and thousands are both {self.decimal!r}; write two different characters")
         return self
 
     def build(self) -> ColumnRule:
@@ -163,11 +163,11 @@ class CsvConfig(TaskSection):
 
     def __post_init__(self) -> None:
         if (self.files is None) == (self.file is None):
-            raise ValueError("files or file is needed, and not both; write file: data:NAME, or files, one a silo")
+            raise ValueError("either file or files is needed; write file: data:NAME, or files: one path per silo")
         for name, scale in self.standardise.items() if isinstance(self.standardise, dict) else ():
             if len(scale) != 2 or not (isfinite(scale[0]) and isfinite(scale[1]) and scale[1] > 0):
                 raise ValueError(
-                    f"standardise.{name} {scale} is no mean and deviation above 0; write both, as in [54.4, 9]"
+                    f"standardise.{name} {scale} is no mean and positive deviation; write both, as in [54.4, 9]"
                 )
 
     def build_by_row(self) -> CsvTask:
@@ -227,7 +227,7 @@ class CsvConfig(TaskSection):
             return self
         if len(self.files) != silos or not 0 <= index < silos:
             raise ConfigError(
-                "task.files", f"{len(self.files)} files for {silos} silos", "Name exactly one file a silo"
+                "task.files", f"{len(self.files)} files for {silos} silos", "Name exactly one file per silo"
             )
         return replace(self, files=None, file=self.files[index])
 
@@ -282,5 +282,5 @@ class SiloAppConfig(OwnLoopSection, _OwnFileSection):
         app = getattr(run_file(Path(self.file), "task.file"), self.app, None)
         if not isinstance(app, SiloApp):
             problem = f"there is no SiloApp by the name of {self.app}"
-            raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
+            raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or correct task.app")
         return GuestTrainer(app, replace(site, options=self.options), options, run)

@@ -26,7 +26,7 @@ class OwnLoopSection(TaskSection):
     deals_data: ClassVar[bool] = False
 
     def build(self) -> Task:
-        problem = "it has a training loop of its own, and its model is where that is, at the silos"
+        problem = "the server cannot build this task: its model is defined in the training code of the silos"
         raise ConfigError(f"task.kind {self.kind}", problem, "Ask a silo for the model, or try a run in virtual time")
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:

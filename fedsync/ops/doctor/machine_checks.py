@@ -71,14 +71,14 @@ def check_code(config: SiloStartConfig) -> Check:
         return Check("code", True, "FedSync's client, and whatever client the server sends")
     if not can_confine():
         remedy = "Use a Linux with Landlock (5.13, better 6.7), or write code: shipped if the server may run code here"
-        return Check("code", False, "what a run brings along cannot be kept from keys and data here", remedy)
+        return Check("code", False, "this system cannot isolate the client code of a run from keys and data", remedy)
     held = "files, memory and network" if landlock_abi() >= NETWORK_ABI else "files and memory"
-    few = "" if landlock_abi() >= NETWORK_ABI else "; Linux 6.7 would keep it from the network, too"
+    few = "" if landlock_abi() >= NETWORK_ABI else "; Linux 6.7 would isolate it from the network, too"
     own = "have a network and shared memory of their own"
     if not can_own_namespaces():
         own = "cannot open sockets; runs with `workers` are refused without user namespaces"
     return Check(
-        "code", True, f"what a run brings along is kept from the silo's {held} (Landlock){few}; trainers {own}"
+        "code", True, f"a run's client code is isolated from the silo's {held} (Landlock){few}; trainers {own}"
     )
 
 

@@ -153,13 +153,13 @@ class Approvals:
     def check(self, identity: Identity) -> None:
         digest = identity.text.digest
         if self._decided(_REFUSED, digest):
-            remedy = f"If it was not meant: `fedsync silo approve {digest}`"
+            remedy = f"If this was a mistake, run `fedsync silo approve {digest}`"
             raise OwnerRefusal("approve", "this silo's owner has refused this run", remedy)
         if self._decided(_APPROVED, digest):
             return
         self._wait(AskedRun(identity.spec, identity.run_config, _now()), digest)
-        problem = f"the run {digest} waits for the owner of this silo"
-        raise AwaitsApproval("approve", problem, "Look at it with `fedsync silo approve`")
+        problem = f"the run {digest} waits for the approval of this silo's owner"
+        raise AwaitsApproval("approve", problem, "Read and approve it with `fedsync silo approve`")
 
     def waiting(self) -> list[AskedRun]:
         """Return pending runs, the longest waiting first. Damaged files are skipped: the server asks again."""
@@ -189,17 +189,17 @@ class Approvals:
         code = code or {}
         digest = asked.partition("+")[0]
         if not DIGEST.fullmatch(digest):
-            remedy = "Copy all of it from `fedsync silo approve`: of a part there may be two"
-            raise ConfigError("digest", f"{digest!r} is not one of 64 hexadecimal digits", remedy)
+            remedy = "Copy the whole digest from `fedsync silo approve`: a part may fit two runs"
+            raise ConfigError("digest", f"{digest!r} does not have 64 hexadecimal digits", remedy)
         if approve and asked != with_code(digest, code):
-            problem = "this is not the digest of the run with its code as it is now"
-            remedy = "List it again with `fedsync silo approve`, look at the code, and copy all of the digest"
+            problem = "this is not the digest of the run with its current code"
+            remedy = "List the run again with `fedsync silo approve`, read the code, and copy the whole digest"
             raise ConfigError("digest", problem, remedy)
         to, other = (_APPROVED, _REFUSED) if approve else (_REFUSED, _APPROVED)
         with self._held():
             run = self.asked(digest)
             if run is None:
-                raise ConfigError("digest", f"no run {digest} waits", "`fedsync silo approve` lists what does")
+                raise ConfigError("digest", f"no run {digest} waits", "`fedsync silo approve` lists the waiting runs")
             decision = codec.dumps(_RunRecord(run, code if approve else {})).encode()
             write_private(private_folder(self._folder / to) / digest, decision)
             for kind in (other, _WAITING):
@@ -228,11 +228,11 @@ class Approvals:
             os.utime(path)
             return
         if problem := unshowable(run):
-            raise LimitReached("approve", problem, "Say less in the run, or have the owner take approve out")
+            raise LimitReached("approve", problem, "Write shorter values, or have the owner remove approve")
         data = codec.dumps(_RunRecord(run)).encode()
         if len(data) > MOST_BYTES:
-            problem = f"the run's specification has {len(data)} bytes, of which {MOST_BYTES} are shown to an owner"
-            raise LimitReached("approve", problem, "Ask for fewer columns, or have the owner take approve out")
+            problem = f"the run's specification has {len(data)} bytes, and an owner is shown at most {MOST_BYTES}"
+            raise LimitReached("approve", problem, "Name fewer columns, or have the owner remove approve")
         with self._held():
             write_private(private_folder(path.parent) / digest, data)
             remove_unfinished(path.parent, writes=lambda pid: pid == os.getpid())

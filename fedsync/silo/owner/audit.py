@@ -63,17 +63,17 @@ class AuditLog:
         try:
             with self._alone, taken(private_folder(self._folder) / _LOCK, inf):
                 if self._place.required and (self._folder / audit_chain.UNWRITTEN).exists():
-                    raise OSError(errno.EIO, "its head cannot be written off the machine, which the owner demands")
+                    raise OSError(errno.EIO, "its head cannot be written to another machine, as audit.required demands")
                 self._find_end()
                 if self._size > self._place.bytes:
                     self._rotate()
                 self._write(kind, fields)
         except AuditBroken as error:
-            remedy = "See `fedsync silo audit`. To begin another log, move this folder away"
+            remedy = "Run `fedsync silo audit`. To begin another log, move this folder away"
             raise ConfigError(str(self._folder), str(error), remedy) from error
         except OSError as error:
-            problem = f"the audit log takes no line: {error.strerror}"
-            raise ConfigError(str(self._folder), problem, "Make room, or see that its head can be written") from error
+            problem = f"the audit log cannot be written: {error.strerror}"
+            raise ConfigError(str(self._folder), problem, "Free disk space, or check audit.head_to") from error
 
     def _write(self, kind: str, fields: Fields) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")

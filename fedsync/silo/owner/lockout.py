@@ -135,7 +135,7 @@ class Lockout:
             path.touch()
         except OSError as error:
             problem = f"cannot be written: {error.strerror}"
-            remedy = "Encrypted runs need a folder of keys that this silo can write to"
+            remedy = "Give the silo write access to its key folder, which encrypted runs need"
             raise ConfigError(str(path), problem, remedy) from error
         with taken(path, inf):
             yield self._folder
@@ -147,7 +147,7 @@ class Lockout:
         if counted.group == self._none.group:
             return counted
         if counted.epoch > self._none.epoch:
-            raise ConfigError(str(self._folder / COUNT), f"of epoch {counted.epoch}, later than the keys", _REMEDY)
+            raise ConfigError(str(self._folder / COUNT), f"epoch {counted.epoch} is later than the keys", _REMEDY)
         return self._none
 
     def _write(self, counted: IntegrityCount) -> None:

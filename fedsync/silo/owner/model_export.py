@@ -95,7 +95,7 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
     except OSError as error:
         raise ConfigError("--out", f"{out} cannot be made: {error.strerror}", "Choose another folder") from error
     if not os.access(out, os.W_OK | os.X_OK):
-        raise ConfigError("--out", f"nothing can be written to {out}", "Choose another folder, or its permissions")
+        raise ConfigError("--out", f"nothing can be written to {out}", "Choose another folder, or change permissions")
     version, best = _write(out, chosen.copies, spec, owner)
     return Exported(out / MODEL, chosen, version, best, [other for other in kept if other != chosen])
 
@@ -134,12 +134,12 @@ def _folders(trainers: Path) -> list[Path]:
 def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
     if not kept:
         problem = f"no encrypted run has left a model in {state}"
-        raise ConfigError("fedsync silo export", problem, "Of a run in the clear, the server has model.pt")
+        raise ConfigError("fedsync silo export", problem, "After a run in the clear, the server has model.pt")
     for each in kept:
         if run in (None, each.name):
             return each
     known = ", ".join(str(each) for each in kept)
-    raise ConfigError("--run", f"of run {run!r} there is no model here", f"There is one of: {known}")
+    raise ConfigError("--run", f"there is no model of run {run!r}", f"Choose one of: {known}")
 
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
@@ -180,12 +180,12 @@ def kept_state(
     for path in copies:
         body = undigested(path.read_bytes())
         if body is None:
-            raise RunError(f"{path} is damaged: its checksum does not fit")
+            raise RunError(f"{path} is damaged: its checksum is wrong")
         try:
             header, optimizer = (HeaderForm(0), None) if plan is None else (plan.header, plan.optimizer)
             states.append(ReplicaState.from_bytes(body, layout.size, header, path.parent / FOLDER, optimizer))
         except ValueError as error:
-            remedy = "Put the task's file back as it was in the run"
+            remedy = "Restore the task's file from the time of the run"
             raise ConfigError("task", f"{path} does not fit the task any more: {error}", remedy) from error
     path, state = max(zip(copies, states, strict=True), key=lambda pair: pair[1].version)
     return path, state, plan

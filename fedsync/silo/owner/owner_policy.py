@@ -122,14 +122,14 @@ class OwnerPolicy(Section):
         path, an emulated machine or statistics in the clear against the owner's rules.
         """
         if spec.emulate and not self.emulate:
-            problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
+            problem = "the run has silos emulate other machines, and this silo's owner does not allow it"
             raise OwnerRefusal("emulate", problem, "Leave the machines out, or have the owner write emulate: true")
         if isinstance(spec.task, SurveyConfig) and isinstance(spec.cipher, PlainConfig) and self.statistics != "plain":
-            problem = "the server asks what this silo's columns hold, in the clear, and its owner does not allow it"
+            problem = "the server requests statistics of columns in the clear, and this silo's owner does not allow it"
             remedy = "Ask for an encrypted run, or have the owner write statistics: plain in silo.yaml"
             raise OwnerRefusal("task.standardise", problem, remedy)
         if isinstance(spec.task, SurveyConfig) and any("statistics" not in one.public for one in self.privacy.values()):
-            problem = "the run asks what columns hold, and the data have a privacy budget"
+            problem = "the run requests statistics of columns, and the data have a privacy budget"
             remedy = "Write standardise: {COLUMN: [mean, deviation]}, or have the owner declare statistics public"
             raise OwnerRefusal("task.standardise", problem, remedy)
         self._check_statistics(spec.task)
@@ -147,7 +147,7 @@ class OwnerPolicy(Section):
             return path
         name = path.removeprefix(BY_NAME)
         if name not in self.named:
-            problem = f"the run asks for data by the name {name!r}, and this silo's owner calls nothing so"
+            problem = f"the run asks for data by the name {name!r}, and this silo's silo.yaml has none"
             remedy = f"Have the owner write data: {{{name}: PATH}} in silo.yaml, or ask for another name"
             raise OwnerRefusal("task", problem, remedy)
         return self.named[name]
@@ -157,7 +157,7 @@ class OwnerPolicy(Section):
         if isinstance(task, CsvConfig):
             asked = task.survey()
         if self.limits is not None and asked is not None and asked.least < self.limits.statistics:
-            problem = f"counts from {asked.least} on are told, and this silo's owner allows {self.limits.statistics}"
+            problem = f"counts from {asked.least} on are shown, and this silo's owner allows {self.limits.statistics}"
             remedy = f"Write least: {self.limits.statistics}, or have the owner lower limits.statistics in silo.yaml"
             raise OwnerRefusal("task.statistics.least", problem, remedy)
         survival = task.survival if isinstance(task, SurveyConfig) else None
@@ -192,8 +192,8 @@ class OwnerPolicy(Section):
             raise SiloAway(away_s)
         trains = not (order.scores_only or order.apart)
         if self.approvals is not None and rounds is not None and trains and order.base_version >= rounds:
-            problem = f"version {order.base_version} is to be trained on, and the owner confirmed {rounds} rounds"
-            raise OwnerRefusal("approve", problem, "Begin another run, which its owner is asked about")
+            problem = f"the order trains version {order.base_version}, and the owner approved {rounds} rounds"
+            raise OwnerRefusal("approve", problem, "Begin another run, which the owner can approve")
         if self.limits is not None:
             _at_least("batch_size", order.batch_size, self.limits.batch_size)
             _at_least("samples", order.planned_samples, self.limits.samples)
@@ -228,8 +228,8 @@ class OwnerPolicy(Section):
         """Raise `OwnerRefusal` if a run encrypts less than the owner demands; ``plan`` is None without encryption."""
         if plan is None:
             if has_keys():
-                problem = "the server asks for updates in the clear, and this silo has keys"
-                remedy = "Ask for an encrypted run, or have the owner take keys out of silo.yaml"
+                problem = "the server requests updates in the clear, and this silo has keys"
+                remedy = "Encrypt the run, or have the owner remove keys from silo.yaml"
                 raise OwnerRefusal("cipher.kind", problem, remedy)
             return
         if self.seal is None:
@@ -240,11 +240,11 @@ class OwnerPolicy(Section):
             named = ", ".join(clear[:_MOST_NAMES]) + (", ..." if len(clear) > _MOST_NAMES else "")
             problem = f"{named} would travel in the clear, and this silo's owner does not allow it"
             raise OwnerRefusal(
-                "cipher.only", problem, "Seal them, or have the owner name them in seal.clear of silo.yaml"
+                "cipher.only", problem, "Encrypt them, or have the owner name them in seal.clear of silo.yaml"
             )
         if self.seal.masks and not plan.masked:
             problem = f"{plan.kind!r} has no masks, and this silo's owner demands them"
-            remedy = "Write cipher: {kind: masked}, or have the owner take seal.masks out of silo.yaml"
+            remedy = "Write cipher: {kind: masked}, or have the owner remove seal.masks from silo.yaml"
             raise OwnerRefusal("cipher.kind", problem, remedy)
         from fedsync.cipher.masking.mask_roster import least_survivors
 
@@ -259,7 +259,7 @@ class OwnerPolicy(Section):
         # Under a budget, only scores with noise and figures that the owner declared public leave.
         if self.seal.metrics == "sealed" and not plan.seal_metrics and not self.privacy:
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
-            remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
+            remedy = "Write metrics: sealed, or have the owner remove seal.metrics from silo.yaml"
             raise OwnerRefusal("cipher.metrics", problem, remedy)
 
 
@@ -271,11 +271,11 @@ def _budgets(config: SiloStartConfig) -> dict[str, BudgetConfig]:
 def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
     least = {
         "cipher.colluding": (plan.colluding, seal.colluding, "silos that may work with the server"),
-        "min_silos": (plan.quorum, seal.quorum, "silos in a round, of more than half of which figures are told"),
+        "min_silos": (plan.quorum, seal.quorum, "silos in a round (metrics are pooled over more than half of them)"),
     }
     for place, (found, wanted, what) in least.items():
         if found < wanted:
-            problem = f"the run goes by {found} {what}, and this silo's owner demands {wanted}"
+            problem = f"the run assumes {found} {what}, and this silo's owner demands {wanted}"
             name = "quorum" if place == "min_silos" else "colluding"
             raise OwnerRefusal(place, problem, f"Write {wanted}, or have the owner lower seal.{name} in silo.yaml")
     if plan.masked and plan.work_ratio > seal.work_ratio:
@@ -294,7 +294,7 @@ def audit_place(config: SiloStartConfig) -> AuditPlace:
 
 def _at_least(limit: str, found: int, least: int) -> None:
     if found < least:
-        problem = f"an order of {found}, and this silo's owner allows {least} at least"
+        problem = f"an order of {found}, and this silo's owner demands at least {least}"
         raise LimitReached(f"limits.{limit}", problem, "Ask for more, or have the owner lower the limit in silo.yaml")
 
 
@@ -336,7 +336,7 @@ class OrderCounts:
         minute = int(time.time() // 60)
         with taken(self._file.with_suffix(".lock"), _LOCK_S) as got:
             if not got:
-                raise ConfigError(str(self._file), "somebody keeps it locked", "End other trainers of this silo")
+                raise ConfigError(str(self._file), "another process holds the lock", "End other trainers of this silo")
             known = {kind: self._recent(counts, minute) for kind, counts in self._load().items()}
             for kind in kinds:
                 counts = known.setdefault(kind, Counter())
@@ -359,4 +359,4 @@ class OrderCounts:
             return {}
         except (OSError, ValueError, AttributeError):
             pass
-        raise ConfigError(str(self._file), "damaged: nobody knows how many orders there were", "Remove it")
+        raise ConfigError(str(self._file), "damaged: the number of past orders is unknown", "Remove it")

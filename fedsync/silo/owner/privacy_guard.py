@@ -347,7 +347,7 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
         kind = "dp-sgd" if whole else "silo-noise"
         raise OwnerRefusal("privacy.kind", problem, f"Write kind: {kind}, or ask the owner for a budget of its unit")
     if not whole and isinstance(spec.task, CsvConfig) and not isinstance(spec.task.standardise, dict):
-        problem = "each row would move the mean of its column, and with it all other rows"
+        problem = "each row would change the mean of its column, and so all scaled rows"
         raise OwnerRefusal("task.standardise", problem, "Write standardise: {COLUMN: [mean, deviation]}")
     _check_demands(config, ledgers)
     return ledgers
@@ -391,7 +391,7 @@ def _within(path: str, folder: str) -> bool:
 def _check_demands(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> None:
     columns = {ledger.budget.person_column or "" for ledger in ledgers}
     if len(columns) > 1:
-        raise ConfigError("privacy", "the run reads data of different units", "Give all of them one unit")
+        raise ConfigError("privacy", "the run reads data whose budgets have different units", "Write one unit for all")
     for budget in [ledger.budget for ledger in ledgers]:
         if config.clip > budget.largest_clip:
             problem = f"{config.clip:g}, and this silo's owner allows at most {budget.largest_clip:g}"

@@ -75,8 +75,8 @@ class PrivacyLedger:
         if self.file is not None and self.audit is not None:
             n, digest = last_entry(self.audit, self.name)
             if n > self._n or (n and digest != self._digests[n - 1]):
-                problem = f"it has not the entry {n} that the audit log has: an older ledger was put back"
-                raise ConfigError(str(self.file), problem, "Put back the newest; what it lacks cannot be spent again")
+                problem = f"entry {n}, which the audit log names, is missing: this is an older ledger"
+                raise ConfigError(str(self.file), problem, "Restore the newest ledger, so that nothing is spent twice")
         return self
 
     def include(self, other: PrivacyLedger) -> None:
@@ -132,16 +132,16 @@ class PrivacyLedger:
         """Read what other processes have entered; cut off an incomplete line, whose result never left."""
         if self.file is None or not self.file.exists():
             if self._n and self.file is not None:
-                raise ConfigError(str(self.file), "it is gone", "Put it back")
+                raise ConfigError(str(self.file), "the ledger is missing", "Restore it")
             return
         with self.file.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             if size < self._size:
-                raise ConfigError(str(self.file), "it has become shorter", "Put back the newest")
+                raise ConfigError(str(self.file), "it has become shorter", "Restore the newest ledger")
             file.seek(self._size)
             while raw := file.readline(MOST_LINE):
                 if len(raw) == MOST_LINE:
-                    raise ConfigError(str(self.file), f"its entry {self._n + 1} is too long", "Put back the newest")
+                    raise ConfigError(str(self.file), f"entry {self._n + 1} is too long", "Restore the newest ledger")
                 if not raw.endswith(b"\n"):
                     file.truncate(self._size)
                     break
@@ -161,7 +161,7 @@ class PrivacyLedger:
                 return {**line, "digest": digest}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
-        raise ConfigError(str(self.file), f"its entry {self._n + 1} is not as it was written", "Put back the newest")
+        raise ConfigError(str(self.file), f"its entry {self._n + 1} was changed", "Restore the newest ledger")
 
     def _take(self, line: Mapping[str, Any]) -> None:
         if line.get("unit", self.budget.unit) != self.budget.unit:
@@ -190,8 +190,8 @@ class PrivacyLedger:
             try:
                 append_line(self.file, line, self._size)
             except OSError as error:
-                problem = f"the privacy ledger takes no entry: {error.strerror or error}"
-                raise ConfigError(str(self.file), problem, "Make room") from error
+                problem = f"the privacy ledger cannot be written: {error.strerror or error}"
+                raise ConfigError(str(self.file), problem, "Free disk space") from error
             self.tell(SPENT, {"of": self.name, "entry": self._n + 1, "entry_digest": digest, "run": str(fields["run"])})
         self._size += len(line)
         self._take({**said, "digest": digest})

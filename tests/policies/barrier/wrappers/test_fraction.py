@@ -139,7 +139,7 @@ def test_encrypted_runs_that_could_open_nothing_are_refused() -> None:
         strategy(sealed, min_silos=4)
     strategy(sealed, min_silos=6)
     strategy(sealed, min_silos=4, barrier={"least": 3})
-    with pytest.raises(ValidationError, match="opens sums in which nearly all silos are"):
+    with pytest.raises(ValidationError, match="decrypts only sums of nearly all silos"):
         strategy({"kind": "masked"}, min_silos=6)
 
 
