@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.silo.agent.joins import FOLDER, INBOX_FOLDER
 from fedsync.silo.session.trainer_folder import TENURE, bound_log, tidy
 
 
@@ -23,6 +24,21 @@ def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, left
         os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
     assert tidy(tmp_path, quota) is (quota >= 30)
     assert "".join(sorted(path.name for path in tmp_path.iterdir())) == left
+
+
+def test_the_folder_of_a_quiet_agent_stays(tmp_path: Path) -> None:
+    """It has the sessions and the inbox of all runs, and nothing is written to it while a run goes on."""
+    (tmp_path / FOLDER / INBOX_FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "run.session").write_bytes(b"x" * 10)
+    for path in (tmp_path / FOLDER).iterdir():
+        os.utime(path, (1, 1))
+    for used_s, name in enumerate("ab", start=2):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * 10_000)
+        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
+    assert not tidy(tmp_path, 5000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FOLDER, "b"]
+    assert (tmp_path / FOLDER / "run.session").exists()
 
 
 HOLD = """

@@ -30,10 +30,11 @@ from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, OWNER
 from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.silo.session.trainer_folder import AGENT
 from fedsync.silo.session.trainer_socket import call
 from fedsync.transport.join import Join
 
-FOLDER, SOCKET, LOG, LOCK = "agent", "agent.sock", "agent.log", "agent.lock"
+FOLDER, SOCKET, LOG, LOCK = AGENT, "agent.sock", "agent.log", "agent.lock"
 """The agent's folder, below the silo's trainers' folder, and files in it."""
 
 JOIN, SESSION = ".join", ".session"

@@ -27,6 +27,9 @@ _RECENT_S = 3600.0
 HOME = "room"
 """Subfolder of a trainer's folder that its training process may write to; emptied at each start of the process."""
 
+AGENT = "agent"
+"""Folder of the silo's agent, beside those of the trainers; it is never removed, because the agent has no `TENURE`."""
+
 TENURE = "trainer.lock"
 
 _FLOCK = struct.Struct("hhqqi4x")
@@ -92,7 +95,7 @@ class Leftover:
 def tidy(root: Path, quota_bytes: int) -> bool:
     """Remove trainers' folders in ``root``, the oldest first, until ``quota_bytes`` suffice; return whether they do.
 
-    The newest folder, a folder in use and a folder of a recent trainer stay.
+    The newest folder, a folder in use, a folder of a recent trainer and the agent's folder stay.
     """
     found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
     found.sort(key=lambda each: (each.used_s, each.path))
@@ -100,7 +103,8 @@ def tidy(root: Path, quota_bytes: int) -> bool:
     for each in found[:-1]:
         if total <= quota_bytes:
             break
-        if time.time() - each.used_s >= _RECENT_S and tenant(each.path) is None:
+        unused = each.path.name != AGENT and tenant(each.path) is None
+        if unused and time.time() - each.used_s >= _RECENT_S:
             logger.warning("removed %s: the state folder has more than %d bytes", each.path, quota_bytes)
             with contextlib.suppress(OSError):
                 remove_tree(each.path)
