@@ -1,6 +1,7 @@
 """What goes when a silo's disk has to have room."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.silo.agent.joins import FOLDER, INBOX_FOLDER
+from fedsync.silo.session import trainer_folder
 from fedsync.silo.session.trainer_folder import TENURE, bound_log, tidy
 
 
@@ -24,6 +26,23 @@ def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, left
         os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
     assert tidy(tmp_path, quota) is (quota >= 30)
     assert "".join(sorted(path.name for path in tmp_path.iterdir())) == left
+
+
+def test_a_folder_that_another_process_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor, the agent and trainers clean up at the same time, and an error would end the supervisor."""
+
+    def other_process(path: Path) -> int:
+        if path.parent.name == "a":
+            shutil.rmtree(path.parent, ignore_errors=True)
+        return 0
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * 100)
+    monkeypatch.setattr(trainer_folder, "tree_bytes", other_process)
+    assert tidy(tmp_path, 100)
 
 
 def test_the_folder_of_a_quiet_agent_stays(tmp_path: Path) -> None:

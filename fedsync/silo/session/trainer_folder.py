@@ -97,7 +97,10 @@ def tidy(root: Path, quota_bytes: int) -> bool:
 
     The newest folder, a folder in use, a folder of a recent trainer and the agent's folder stay.
     """
-    found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
+    found = list[Leftover]()
+    for folder in [each for each in root.iterdir() if each.is_dir()] if root.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # another process of the silo removes it at the same time
+            found.append(_measure(folder))
     found.sort(key=lambda each: (each.used_s, each.path))
     total = sum(each.nbytes for each in found)
     for each in found[:-1]:
