@@ -45,6 +45,21 @@ def test_a_folder_that_another_process_removes_meanwhile_is_no_error(
     assert tidy(tmp_path, 100)
 
 
+def test_a_folder_that_cannot_be_removed_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: Path) -> None:
+        raise OSError("rm: cannot remove 'copy.bin': Operation not permitted")
+
+    for used_s, name in enumerate("ab", start=1):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * 100)
+        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
+    monkeypatch.setattr(trainer_folder, "remove_tree", refused)
+    assert not tidy(tmp_path, 100)
+    assert "cannot be removed" in caplog.text and "not permitted" in caplog.text
+
+
 def test_the_folder_of_a_quiet_agent_stays(tmp_path: Path) -> None:
     """It has the sessions and the inbox of all runs, and nothing is written to it while a run goes on."""
     (tmp_path / FOLDER / INBOX_FOLDER).mkdir(parents=True)

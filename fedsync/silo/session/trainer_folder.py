@@ -108,9 +108,12 @@ def tidy(root: Path, quota_bytes: int) -> bool:
             break
         unused = each.path.name != AGENT and tenant(each.path) is None
         if unused and time.time() - each.used_s >= _RECENT_S:
-            logger.warning("removed %s: the state folder has more than %d bytes", each.path, quota_bytes)
-            with contextlib.suppress(OSError):
+            try:
                 remove_tree(each.path)
+            except OSError as error:
+                logger.warning("%s cannot be removed: %s", each.path, error)
+                continue
+            logger.warning("removed %s: the state folder has more than %d bytes", each.path, quota_bytes)
             total -= each.nbytes
     return total <= quota_bytes
 
