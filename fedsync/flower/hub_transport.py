@@ -118,7 +118,8 @@ class HubTransport:
             hub.start(socket=sockets / f"{hub.run}.sock")
             address = f"https://{place.proxy}{BASE}/{hub.run}"
         else:
-            address = f"{'https' if place.certificate else 'http'}://{place.name}:{_listen(hub, place, folder)}{BASE}"
+            name = f"[{place.name}]" if ":" in place.name else place.name  # an IPv6 address
+            address = f"{'https' if place.certificate else 'http'}://{name}:{_listen(hub, place, folder)}{BASE}"
         authority = Path(place.authority).read_text(encoding="ascii") if place.authority else ""
         transport = cls(grid, hub, folder, [address], authority, lambda: _names_in(place.struck))
         threading.Thread(target=transport.invite, name="joins", daemon=True).start()
