@@ -77,7 +77,7 @@ class Join:
         """
         authority = self.authority if authority is None else authority
         scheme = "https" if authority else "http"
-        parts = [(each, urlsplit(each)) for each in self.addresses]
+        parts, hosts = [(each, urlsplit(each)) for each in self.addresses], {host.lower() for host in hosts}
         kept = tuple(each for each, of in parts if of.hostname in hosts and of.scheme == scheme)
         if not kept:
             named = ", ".join(sorted({str(urlsplit(each).hostname) for each in self.addresses}))

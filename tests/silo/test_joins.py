@@ -77,6 +77,8 @@ def test_an_owner_says_where_hubs_may_be_and_whom_they_have_to_prove(
     for address in ("https://evil.example/", "https://localhost:1/", "https://10.0.0.1/"):
         with pytest.raises(ConfigError, match="which this silo's owner has not"):
             trusted(replace(JOINED, addresses=(address,)), {"hub-hosts": "evil.example"})
+    monkeypatch.setenv(ALLOWED, json.dumps({**owner, "hub_hosts": ["Fed.Example"]}))
+    assert trusted(JOINED, {}).addresses == JOINED.addresses, "names of hosts are the same in capitals"
     with pytest.raises(ConfigError, match=r"the server's hub at fed.example does not speak HTTPS"):
         trusted(replace(JOINED, addresses=("http://fed.example:1/",), authority=""), {})
 
