@@ -97,10 +97,7 @@ def tidy(root: Path, quota_bytes: int) -> bool:
 
     The newest folder, a folder in use, a folder of a recent trainer and the agent's folder stay.
     """
-    found = list[Leftover]()
-    for folder in [each for each in root.iterdir() if each.is_dir()] if root.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # another process of the silo removes it at the same time
-            found.append(_measure(folder))
+    found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
     found.sort(key=lambda each: (each.used_s, each.path))
     total = sum(each.nbytes for each in found)
     for each in found[:-1]:
@@ -136,13 +133,16 @@ def bound_log(log: Path, most_bytes: int) -> None:
 
 
 def _measure(folder: Path) -> Leftover:
+    """Measure a folder, while its trainer, or another process that cleans up, may remove any part of it."""
     nbytes, used_s = tree_bytes(folder / HOME), 0.0  # a user's code may have left anything here
-    for path in folder.iterdir():
-        for file in [path, *([] if path.name == HOME else path.rglob("*"))]:
+    for place, folders, files in os.walk(folder):  # ignores folders that are gone
+        home = [HOME] if place == str(folder) and HOME in folders else []
+        for name in (*folders, *files):
             try:
-                status = file.lstat()
-            except FileNotFoundError:  # removed in the meantime
+                status = Path(place, name).lstat()
+            except FileNotFoundError:
                 continue
-            nbytes += 0 if path.name == HOME else status.st_size
+            nbytes += 0 if name in home else status.st_size
             used_s = max(used_s, status.st_mtime)
+        folders[:] = [name for name in folders if name not in home]
     return Leftover(folder, nbytes, used_s)
