@@ -45,7 +45,7 @@ _FILES = (
     *("rounds.csv", "rounds-silos.csv", "rounds-metrics.csv", "cross_site.json", "statistics.json", "model-card.md"),
     *("best.pt", "best.json", "best.next.pt", "last.pt", "model.pt", "report.html", "results.tex", "results.md"),
     *("results.csv", "seeds.tex", "seeds.md", "seeds.csv", "server.pid", "run.log", "run.log.1", DONE_FILE, ERROR_FILE),
-    *("app", "arrays", EVIDENCE, "logs", "operator", "state", "sums", "survey"),
+    *("app", "arrays", EVIDENCE, "hub", "logs", "operator", "state", "sums", "survey"),
 )
 """Other files that a run, or a command on it, writes into its folder."""
 

@@ -35,6 +35,7 @@ from fedsync.model.transfer import Payload
 from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.hub.hub import Hub
+from fedsync.transport.join import read_authority
 from fedsync.transport.port import Peer, Transport
 from fedsync.transport.questions import BASE, BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
 
@@ -118,8 +119,9 @@ class HubTransport:
             hub.start(socket=sockets / f"{hub.run}.sock")
             address = f"https://{place.proxy}{BASE}/{hub.run}"
         else:
-            address = f"{'https' if place.certificate else 'http'}://{place.name}:{_listen(hub, place, folder)}{BASE}"
-        authority = Path(place.authority).read_text(encoding="ascii") if place.authority else ""
+            name = f"[{place.name}]" if ":" in place.name else place.name  # an IPv6 address
+            address = f"{'https' if place.certificate else 'http'}://{name}:{_listen(hub, place, folder)}{BASE}"
+        authority = read_authority(Path(place.authority)) if place.authority else ""
         transport = cls(grid, hub, folder, [address], authority, lambda: _names_in(place.struck))
         threading.Thread(target=transport.invite, name="joins", daemon=True).start()
         logger.info("silos come to %s", address)

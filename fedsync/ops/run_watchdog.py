@@ -141,7 +141,7 @@ class RunWatchdog:
         On a full disk, Flower starts no server process and reports no error. Raises `RunError` if the disk has no room
         for the files of a dead run.
         """
-        files = (path.stat().st_size for path in (folder / CHECKPOINTS).glob("*"))
+        files = map(_size, (folder / CHECKPOINTS).glob("*"))
         wanted, free = LEAST_ROOM + 2 * max(files, default=0), shutil.disk_usage(folder).free
         if free < wanted:
             care.starved = care.phase is not Phase.AT_WORK
@@ -192,6 +192,14 @@ class RunWatchdog:
         failed = None if newest is None else self._cares[newest].failed
         over = {} if failed is None else {"failed": {str(newest): failed}}
         self._told = {"looked": now.isoformat(timespec="seconds"), "runs": runs, **over}
+
+
+def _size(file: Path) -> int:
+    """Size of a file [bytes]; 0 if a run at work has just removed it."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _submitted_s(folder: Path) -> float:

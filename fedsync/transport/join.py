@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -30,6 +31,11 @@ def new_secret() -> str:
 def digest_of(secret: str) -> str:
     """Return the form in which the hub stores a secret: SHA-256, hexadecimal."""
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def read_authority(file: Path) -> str:
+    """Return the text of a PEM file; characters outside of ASCII, which only its comments can have, are left out."""
+    return file.read_text(encoding="ascii", errors="ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ class Join:
         """
         authority = self.authority if authority is None else authority
         scheme = "https" if authority else "http"
-        parts = [(each, urlsplit(each)) for each in self.addresses]
+        parts, hosts = [(each, urlsplit(each)) for each in self.addresses], {host.lower() for host in hosts}
         kept = tuple(each for each, of in parts if of.hostname in hosts and of.scheme == scheme)
         if not kept:
             named = ", ".join(sorted({str(urlsplit(each).hostname) for each in self.addresses}))

@@ -1,6 +1,7 @@
 """One rule for a run's folder: nothing of a run is lost, and nobody breaks a run that is at work."""
 
 import errno
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,15 @@ def test_overwriting_removes_what_runs_write_and_nothing_else(tmp_path: Path) ->
     (tmp_path / "notes.txt").write_text("mine")
     with claimed(tmp_path, Existing.OVERWRITE):
         assert names(tmp_path) == ["notes.txt", RUN_LOCK]
+
+
+def test_overwriting_removes_all_that_the_documentation_lists() -> None:
+    """A killed run leaves also the working files, for example the sessions of its silos."""
+    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    files = page.partition("## Files")[2].partition("## The best version")[0]
+    first_cells = [line.split("|")[1] for line in files.splitlines() if line.startswith("| `")]
+    listed = {name.rstrip("/") for cell in first_cells for name in re.findall("`([^`]+)`", cell)}
+    assert {"model.pt", "checkpoints", "hub"} <= listed <= {*_RESULTS, *_FILES}
 
 
 def test_a_run_of_a_server_is_overwritten_only_once_it_has_ended(tmp_path: Path) -> None:

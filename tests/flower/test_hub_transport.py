@@ -85,6 +85,18 @@ def test_each_node_gets_one_join_and_is_here_by_its_name(up: Served) -> None:
     assert [(peer.node_id, peer.name) for peer in made.peers()] == [(11, "berlin"), (12, "")]
 
 
+@pytest.mark.parametrize(
+    ("name", "address"), [("2001:db8::1", "http://[2001:db8::1]:"), ("a.example", "http://a.example:")]
+)
+def test_the_address_in_a_join_is_an_address_of_the_hub(name: str, address: str, tmp_path: Path) -> None:
+    made = HubTransport.begin(DirectGrid(0), HubPlace(name=name), tmp_path / FOLDER)
+    try:
+        join = Join.parse(made._hub.invite("a", made._addresses, "").dump())
+        assert join.addresses[0].startswith(address) and join.trusted([name], None) == join
+    finally:
+        made.close()
+
+
 def test_a_node_that_goes_offline_stays_while_its_session_does(up: Served) -> None:
     silos = Silos(up, {11: "berlin"})
     made = transport(silos)

@@ -239,6 +239,16 @@ def test_a_run_that_failed_is_told_of_and_one_that_was_stopped_is_not(
     assert "failed" not in server.keeper.status()
 
 
+def test_a_checkpoint_that_vanishes_while_it_is_measured_is_no_trouble(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run at work replaces its checkpoints all the time; a link without a target stands for a file just gone."""
+    folder = server.run("a")
+    (folder / "checkpoints" / "1.ckpt").symlink_to("gone")
+    server.look(0.0)
+    assert server.resumed == [(0.0, "a")] and "could not be cared for" not in caplog.text
+
+
 def test_a_full_disk_takes_no_tries_and_its_runs_go_on_within_a_minute(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

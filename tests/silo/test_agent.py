@@ -178,6 +178,29 @@ def test_a_hub_that_comes_back_has_its_silos_and_goes_on(trainer: object, tmp_pa
     assert session is not None
 
 
+def test_an_answer_from_before_a_restart_is_not_that_of_a_new_question(
+    trainer: Callable[[Trainer], None], tmp_path: Path
+) -> None:
+    """The server was killed while its first question was in work, and the next process asks its first question."""
+    go_on, begun_at = threading.Event(), list[str]()
+
+    def slow(text: str, payload: Payload | None) -> tuple[str, Payload | None]:
+        begun_at.append(text)
+        return f"{text} {text == 'new' or go_on.wait(20)}", None
+
+    trainer(slow)
+    with served(tmp_path / "server") as first:
+        begun(first.invited("a"), tmp_path / "s.session")
+        sent(first, "old")
+        until(lambda: begun_at)
+        port = first.port
+        first.hub.close(over=False)
+    with served(tmp_path / "server", port) as second:
+        name = sent(second, "new")
+        go_on.set()
+        assert answered(second)[name].text == "new True"
+
+
 def test_a_join_to_another_hub_takes_the_place_of_one_that_is_gone(trainer: object, tmp_path: Path) -> None:
     with served(tmp_path / "one") as first:
         session = begun(first.invited("a"), tmp_path / "s.session")

@@ -176,6 +176,37 @@ def test_files_follow_each_other_and_the_oldest_go_by_name(tmp_path: Path) -> No
         lines(place)
 
 
+def test_a_reader_goes_on_while_the_oldest_files_go(tmp_path: Path) -> None:
+    """A supervisor that started on a shortened log reads new lines for months, and signs nothing after an error."""
+    tmp_path.chmod(0o700)
+    log = AuditLog(AuditPlace(str(tmp_path / AUDIT), "", bytes=1000, keep=3))
+    for _ in range(40):
+        log.add("answered", {})
+    reader, kinds = AuditReader(tmp_path / AUDIT), list[str]()
+    before = list(reader.lines())
+    assert before[0]["n"] == reader.first > 1
+    for _ in range(20):
+        log.add("answered", {})
+        kinds += [str(line["kind"]) for line in reader.lines()]
+    assert kinds.count("pruned") > 1 and kinds.count("answered") == 20
+
+
+def test_a_kill_before_the_oldest_files_are_removed_breaks_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    place = AuditPlace(str(tmp_path / AUDIT), "", bytes=1000, keep=3)
+    log = AuditLog(place)
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(40):
+        log.add("answered", {})
+    with patch.object(Path, "unlink", killed), pytest.raises(KeyboardInterrupt):
+        for _ in range(40):
+            log.add("answered", {})
+    assert len(log_files(Path(place.folder))) == 4 and lines(place)[-1]["kind"] == "pruned"
+
+
 def test_a_file_in_the_middle_is_missed(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     log = AuditLog(AuditPlace(str(tmp_path / AUDIT), "", bytes=500))

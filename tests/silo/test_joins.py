@@ -11,8 +11,10 @@ import pytest
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.locks import held
 from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.identity.certificates import make_authority, read_certificate
 from fedsync.silo.agent import joins
 from fedsync.silo.agent.joins import JOIN, JoinedRun, drop, dropped, hand_over, name_of, stop_agent, trusted
+from fedsync.transport.hub_line import HubLine
 from fedsync.transport.join import Join, new_secret
 
 JOINED = Join(("https://fed.example:9093/v1/fedsync",), new_secret(), "PEM", "run", "12 berlin")
@@ -77,8 +79,18 @@ def test_an_owner_says_where_hubs_may_be_and_whom_they_have_to_prove(
     for address in ("https://evil.example/", "https://localhost:1/", "https://10.0.0.1/"):
         with pytest.raises(ConfigError, match="which this silo's owner has not"):
             trusted(replace(JOINED, addresses=(address,)), {"hub-hosts": "evil.example"})
+    monkeypatch.setenv(ALLOWED, json.dumps({**owner, "hub_hosts": ["Fed.Example"]}))
+    assert trusted(JOINED, {}).addresses == JOINED.addresses, "names of hosts are the same in capitals"
     with pytest.raises(ConfigError, match=r"the server's hub at fed.example does not speak HTTPS"):
         trusted(replace(JOINED, addresses=("http://fed.example:1/",), authority=""), {})
+
+
+def test_an_owner_may_write_a_comment_into_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = make_authority(tmp_path).certificate
+    authority.write_text(f"# Universit\u00e4t Z\u00fcrich\n{authority.read_text()}", encoding="utf-8")
+    assert read_certificate(authority).authority, "as `fedsync doctor` reads it"
+    monkeypatch.setenv(ALLOWED, json.dumps({"hub_hosts": ["fed.example"], "authority": str(authority)}))
+    HubLine(trusted(JOINED, {}), new_secret()).close()
 
 
 def test_without_an_owner_the_hub_is_here_or_where_the_node_says() -> None:

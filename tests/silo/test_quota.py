@@ -1,6 +1,7 @@
 """What goes when a silo's disk has to have room."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.silo.agent.joins import FOLDER, INBOX_FOLDER
+from fedsync.silo.session import trainer_folder
 from fedsync.silo.session.trainer_folder import TENURE, bound_log, tidy
 
 
@@ -23,6 +26,53 @@ def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, left
         os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
     assert tidy(tmp_path, quota) is (quota >= 30)
     assert "".join(sorted(path.name for path in tmp_path.iterdir())) == left
+
+
+def test_a_folder_that_another_process_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor, the agent and trainers clean up at the same time, and an error would end the supervisor."""
+
+    def other_process(path: Path) -> int:
+        if path.parent.name == "a":
+            shutil.rmtree(path.parent, ignore_errors=True)
+        return 0
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * 100)
+    monkeypatch.setattr(trainer_folder, "tree_bytes", other_process)
+    assert tidy(tmp_path, 100)
+
+
+def test_a_folder_that_cannot_be_removed_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: Path) -> None:
+        raise OSError("rm: cannot remove 'copy.bin': Operation not permitted")
+
+    for used_s, name in enumerate("ab", start=1):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * 100)
+        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
+    monkeypatch.setattr(trainer_folder, "remove_tree", refused)
+    assert not tidy(tmp_path, 100)
+    assert "cannot be removed" in caplog.text and "not permitted" in caplog.text
+
+
+def test_the_folder_of_a_quiet_agent_stays(tmp_path: Path) -> None:
+    """It has the sessions and the inbox of all runs, and nothing is written to it while a run goes on."""
+    (tmp_path / FOLDER / INBOX_FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "run.session").write_bytes(b"x" * 10)
+    for path in (tmp_path / FOLDER).iterdir():
+        os.utime(path, (1, 1))
+    for used_s, name in enumerate("ab", start=2):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * 10_000)
+        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
+    assert not tidy(tmp_path, 5000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FOLDER, "b"]
+    assert (tmp_path / FOLDER / "run.session").exists()
 
 
 HOLD = """

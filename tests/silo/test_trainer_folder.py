@@ -1,10 +1,16 @@
 """A trainer's folder has one tenant, whom everybody else can name."""
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from fedsync.common.processes import INTERPRETER
+from fedsync.core.orders import Subject
+from fedsync.silo.protocol import ANSWERS, COPY, IDENTITY, SOCKET
+from fedsync.silo.session.own_variate import VARIATE
 from fedsync.silo.session.trainer_folder import FolderLock, tenant
 
 TAKE = """
@@ -35,6 +41,23 @@ def test_one_process_at_a_time_until_it_is_killed(tmp_path: Path) -> None:
     assert got and tenant(tmp_path) == second.pid, "the file was left there, and means nothing"
     second.kill()
     second.communicate()
+
+
+def test_a_trainer_removes_what_killed_processes_have_not_finished(tmp_path: Path) -> None:
+    """Each of these files may be as large as the model, and has another name after each kill."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as killed:
+        killed.wait()
+    for name in (*ANSWERS, COPY, VARIATE, f"{Subject.LOCAL}.bin"):
+        (tmp_path / f".{name}.{killed.pid}").write_bytes(b"half of it")
+    being_written, kept = tmp_path / f".{IDENTITY}.{os.getpid()}", tmp_path / VARIATE
+    for path in (being_written, kept):
+        path.write_bytes(b"whole")
+    with subprocess.Popen([*INTERPRETER, "fedsync.silo.session.resident_trainer", str(tmp_path)]) as trainer:
+        end_s = time.monotonic() + 30.0
+        while tmp_path.joinpath(SOCKET) not in (left := set(tmp_path.iterdir())) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        trainer.kill()
+    assert {path for path in left if path.name.startswith(".")} == {being_written} and kept in left
 
 
 def test_a_tenure_ends_with_its_folder(tmp_path: Path) -> None:

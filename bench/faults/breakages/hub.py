@@ -33,7 +33,11 @@ _CHANGES: Changes = {
         ),
         ("who-is-struck-off-stays", "self._by_silo.pop(silo, None)", "self._by_silo.get(silo)"),
         ("questions-are-queued-without-end", "if len(session.queued) >= MOST_QUEUED:", "if False:"),
-        ("a-question-has-the-number-of-one-before-a-restart", "session.last = max(session.last, number)", "pass"),
+        (
+            "a-question-has-the-number-of-one-before-a-restart",
+            "HubSession(silo, secret, invited, used, first)",
+            "HubSession(silo, secret, invited, used)",
+        ),
         ("a-silo-is-invited-while-it-comes-back", "return known and self._clock()", "return False and self._clock()"),
     ),
     "transport/hub/door.py": (

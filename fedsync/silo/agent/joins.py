@@ -30,10 +30,11 @@ from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, OWNER
 from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.silo.session.trainer_folder import AGENT
 from fedsync.silo.session.trainer_socket import call
-from fedsync.transport.join import Join
+from fedsync.transport.join import Join, read_authority
 
-FOLDER, SOCKET, LOG, LOCK = "agent", "agent.sock", "agent.log", "agent.lock"
+FOLDER, SOCKET, LOG, LOCK = AGENT, "agent.sock", "agent.log", "agent.lock"
 """The agent's folder, below the silo's trainers' folder, and files in it."""
 
 JOIN, SESSION = ".join", ".session"
@@ -106,7 +107,7 @@ def trusted(join: Join, node: Mapping[str, Any]) -> Join:
     owner = json.loads(os.environ.get(ALLOWED) or "{}")
     hosts = owner.get("hub_hosts") or str(node.get("hub-hosts", "")).split(",")
     authority = owner.get("authority") or node.get("hub-authority")
-    pem = None if authority is None else Path(str(authority)).read_text(encoding="ascii")
+    pem = None if authority is None else read_authority(Path(str(authority)))
     here = not owner or set(hosts) & set(LOOPBACK)  # all loopback names mean the same machine
     return join.trusted({*LOOPBACK, *hosts} if here else hosts, pem)
 

@@ -132,7 +132,7 @@ class AuditReader:
             if number != self._file:
                 self._file, self._offset = number, 0
             yield from self._lines_of(number, last=number == ahead[-1])
-        if self.first > 1 and self._pruned != self.first:
+        if self.first > 1 and self._pruned < self.first:
             raise AuditBroken(f"it begins with line {self.first}, and no line says that those before were removed")
 
     def _lines_of(self, number: int, *, last: bool) -> Iterator[dict[str, Any]]:

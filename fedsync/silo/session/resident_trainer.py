@@ -261,7 +261,7 @@ def main(folder: Path) -> None:
         remove_unfinished(folder, name)
     for left in folder.glob(f"{protocol.PASSING}*"):
         left.unlink(missing_ok=True)
-    remove_unfinished(folder, protocol.IDENTITY, alive)
+    remove_unfinished(folder, writes=alive)  # other files; a client may be writing `protocol.IDENTITY` now
     bound_log(folder / LOG, _LOG_BYTES)
     if logging.lastResort is not None:  # this process's log output goes to `LOG`
         logging.lastResort.setFormatter(TimedFormatter())

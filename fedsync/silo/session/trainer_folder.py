@@ -27,6 +27,9 @@ _RECENT_S = 3600.0
 HOME = "room"
 """Subfolder of a trainer's folder that its training process may write to; emptied at each start of the process."""
 
+AGENT = "agent"
+"""Folder of the silo's agent, beside those of the trainers; it is never removed, because the agent has no `TENURE`."""
+
 TENURE = "trainer.lock"
 
 _FLOCK = struct.Struct("hhqqi4x")
@@ -92,7 +95,7 @@ class Leftover:
 def tidy(root: Path, quota_bytes: int) -> bool:
     """Remove trainers' folders in ``root``, the oldest first, until ``quota_bytes`` suffice; return whether they do.
 
-    The newest folder, a folder in use and a folder of a recent trainer stay.
+    The newest folder, a folder in use, a folder of a recent trainer and the agent's folder stay.
     """
     found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
     found.sort(key=lambda each: (each.used_s, each.path))
@@ -100,10 +103,14 @@ def tidy(root: Path, quota_bytes: int) -> bool:
     for each in found[:-1]:
         if total <= quota_bytes:
             break
-        if time.time() - each.used_s >= _RECENT_S and tenant(each.path) is None:
-            logger.warning("removed %s: the state folder has more than %d bytes", each.path, quota_bytes)
-            with contextlib.suppress(OSError):
+        unused = each.path.name != AGENT and tenant(each.path) is None
+        if unused and time.time() - each.used_s >= _RECENT_S:
+            try:
                 remove_tree(each.path)
+            except OSError as error:
+                logger.warning("%s cannot be removed: %s", each.path, error)
+                continue
+            logger.warning("removed %s: the state folder has more than %d bytes", each.path, quota_bytes)
             total -= each.nbytes
     return total <= quota_bytes
 
@@ -126,13 +133,16 @@ def bound_log(log: Path, most_bytes: int) -> None:
 
 
 def _measure(folder: Path) -> Leftover:
+    """Measure a folder, while its trainer, or another process that cleans up, may remove any part of it."""
     nbytes, used_s = tree_bytes(folder / HOME), 0.0  # a user's code may have left anything here
-    for path in folder.iterdir():
-        for file in [path, *([] if path.name == HOME else path.rglob("*"))]:
+    for place, folders, files in os.walk(folder):  # ignores folders that are gone
+        home = [HOME] if place == str(folder) and HOME in folders else []
+        for name in (*folders, *files):
             try:
-                status = file.lstat()
-            except FileNotFoundError:  # removed in the meantime
+                status = Path(place, name).lstat()
+            except FileNotFoundError:
                 continue
-            nbytes += 0 if path.name == HOME else status.st_size
+            nbytes += 0 if name in home else status.st_size
             used_s = max(used_s, status.st_mtime)
+        folders[:] = [name for name in folders if name not in home]
     return Leftover(folder, nbytes, used_s)

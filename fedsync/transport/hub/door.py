@@ -138,8 +138,6 @@ class Door:
         after = _number(request.query_params.get("after", ""))
         _length(request, 0)
         await request.body()  # so that the next message signals the end of the connection
-        with self._lock:
-            self._sessions.counts_on(session, after)
         queued = session.after(after) or await self._held(request, session, after)
         if queued is None and self.over:
             self.told.add(session.silo)

@@ -11,7 +11,7 @@
 A question is queued until its answer arrives, the server drops it, or the silo begins a new session. Each answer is
 delivered to the server once, and a later one is acknowledged and ignored. So a lost connection loses no question. A
 silo sends the number of its last received question and gets the later ones. Numbers of a session only grow, also across
-a restart of the server.
+a restart of the server, because a silo may still work on a question of the earlier process, and answer it later.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ logger = foreign.logger(__name__)
 
 AWAY_S = 40.0
 """Time without a held request after which a silo is away [s]; longer than a hold or a connection failure lasts."""
+
+_NUMBERS = 2**30
+"""Range of question numbers that each process of the server has for itself; larger than the questions of any run."""
 
 MOST_QUEUED = 16
 """Largest number of unanswered questions of a silo: an order, a queued order, and questions meanwhile."""
@@ -85,11 +88,14 @@ class Sessions:
         self._by_silo: dict[str, HubSession] = {}
         self.dropped: Callable[[Queued], None] = lambda queued: None
         """Callback for each question that is deleted with its session."""
-        self.run = secrets.token_hex(8)
+        self.run, self._restarts = secrets.token_hex(8), 0
         if file.exists():
             kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            self.run = str(kept["run"])
-            self._by_silo = {name: HubSession(name, *each) for name, each in kept["sessions"].items()}
+            self.run, self._restarts = str(kept["run"]), int(kept.get("restarts", 0)) + 1
+            first = self._restarts * _NUMBERS
+            for silo, (secret, invited, used) in kept["sessions"].items():
+                self._by_silo[silo] = HubSession(silo, secret, invited, used, first)
+            self._save()  # before any question, so that no later process uses these numbers
         self._by_secret = self._index()
 
     def _index(self) -> Mapping[str, HubSession]:
@@ -98,7 +104,7 @@ class Sessions:
     def _save(self) -> None:
         self._by_secret = self._index()
         kept = {name: [each.secret, each.invited, each.used] for name, each in self._by_silo.items()}
-        text = json.dumps({"run": self.run, "sessions": kept})
+        text = json.dumps({"run": self.run, "restarts": self._restarts, "sessions": kept})
         write_atomically(self._file, text.encode(), OWNER_FILE)
 
     # Authentication.
@@ -195,7 +201,3 @@ class Sessions:
         silo, _, number = name.rpartition("/")
         session = self._by_silo.get(silo)
         return None if session is None else session.queued.pop(int(number), None)
-
-    def counts_on(self, session: HubSession, number: int) -> None:
-        """Continue the numbers after the last question that the silo has received, for a restart of the server."""
-        session.last = max(session.last, number)
