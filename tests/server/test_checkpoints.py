@@ -2,11 +2,13 @@
 
 import json
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.proto.node_pb2 import NodeInfo
 from typer.testing import CliRunner
 
 from fedsync.cli import app
@@ -21,8 +23,9 @@ from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
 from fedsync.server.checkpoints import FOLDER, FORMAT, digest
+from fedsync.silo.protocol import Train
 from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
-from tests.flower.grid import DirectGrid, honest, silos_in_this_process, trainers
+from tests.flower.grid import DirectGrid, asked, honest, silos_in_this_process, trainers
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -112,6 +115,34 @@ def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: 
     resumed.start(grid)
     assert sorted(kind for _, kind in grid.pushed) == ["Describe"] * 3 + ["EvaluateModel"] * 3
     assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
+    replay(tmp_path / JOURNAL)
+
+
+def test_a_run_that_was_cut_off_between_two_evaluations_goes_on(tmp_path: Path) -> None:
+    """Silos train models of their own between them. That one of them is lost meanwhile brings a checkpoint."""
+
+    class DiesAfterALoss(DirectGrid):
+        looks = 0
+
+        def get_nodes(self) -> Iterable[NodeInfo]:
+            self.looks += 3 not in self.nodes
+            if self.looks == 2:
+                raise Killed
+            return super().get_nodes()
+
+    def trains(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if not (isinstance(request, Train) and request.order.apart):
+            return honest(message, context)
+        grid.nodes -= {context.node_id} & {3}
+        return None
+
+    grid, own = DiesAfterALoss(3, dict.fromkeys((1, 2, 3), trains)), "evaluation.cross_site={local: true}"
+    with pytest.raises(Killed):
+        strategy_in(tmp_path, own).start(grid)
+    strategy_in(tmp_path, own, resume=True).start(DirectGrid(3))
+    models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
+    assert [each["silo"] for each in models if each["subject"] == "local" and each.get("silo")] == ["a", "b", "c"]
     replay(tmp_path / JOURNAL)
 
 
