@@ -179,16 +179,17 @@ class FlowerDriver:
         """
         silos = moment.silos if moment.evaluating is None else ()
         events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]
-        missing, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
+        former, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
+        missing = former
         while missing and self._now_s() < end_s:
             events += [*self._replies(), *self._membership(), *self._flush()]
-            missing -= self._nodes.by_name.keys()
+            missing = former - self._nodes.by_name.keys()  # a silo that came may be gone again
             time.sleep(self._timing.poll_s)
         for name in missing:
             self._aggregator.leave(name)
         if moment.evaluating is None:
             return events
-        for name in sorted(set(moment.silos) - missing):
+        for name in sorted(former - missing):
             self._outbox.evaluate(name, EvaluateModel.of(moment.evaluating), self._now_s())
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 

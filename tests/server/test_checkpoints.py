@@ -3,6 +3,7 @@
 import json
 import stat
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
 from fedsync.server.checkpoints import FOLDER, FORMAT, digest
 from fedsync.silo.protocol import Train
+from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
 from tests.flower.grid import DirectGrid, asked, honest, silos_in_this_process, trainers
 
@@ -102,18 +104,41 @@ def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) 
     assert set(trainers) == before, "silos know it for the run that they are in"
 
 
-def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
+def _dies_in_its_last_evaluation(out: Path) -> None:
     def dies(message: Message, context: Context) -> Message | None:
         if message.metadata.message_type == "evaluate":
             raise Killed
         return honest(message, context)
 
     with pytest.raises(Killed):
-        strategy_in(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
+        strategy_in(out).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
+
+
+def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
+    _dies_in_its_last_evaluation(tmp_path)
     grid = DirectGrid(3)
     resumed = strategy_in(tmp_path, resume=True)
     resumed.start(grid)
     assert sorted(kind for _, kind in grid.pushed) == ["Describe"] * 3 + ["EvaluateModel"] * 3
+    assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
+    replay(tmp_path / JOURNAL)
+
+
+def test_a_silo_that_leaves_while_a_resumed_run_waits_for_others_is_not_asked_to_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _dies_in_its_last_evaluation(tmp_path)
+    monkeypatch.setattr(cut_off_runs, "TIMING", replace(cut_off_runs.TIMING, look_s=0.1, return_timeout_s=2.0))
+
+    def leaves(message: Message, context: Context) -> Message | None:
+        grid.nodes.discard(3)
+        return honest(message, context)
+
+    grid = DirectGrid(3, {3: leaves})
+    grid.nodes.discard(2)
+    resumed = strategy_in(tmp_path, resume=True)
+    resumed.start(grid)
+    assert sorted(grid.pushed) == [(1, "Describe"), (1, "EvaluateModel"), (3, "Describe")]
     assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
     replay(tmp_path / JOURNAL)
 
