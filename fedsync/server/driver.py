@@ -153,7 +153,7 @@ class FlowerDriver:
                 self._recorder.record(entry)
                 for dropped in drops_in(entry) if entry.steered else ():
                     self._aggregator.leave(dropped.silo)
-                    self._go_on_if_open()
+                    self._carry_out_held()  # without a checkpoint: the aggregator lacks the entry's commit until below
                 for action in entry.actions:
                     self._carry_out(action)
                 if self._coordinator.able:
@@ -387,13 +387,17 @@ class FlowerDriver:
                 heapq.heappush(self._timers, at_s)
 
     def _go_on_if_open(self) -> None:
+        self._carry_out_held()
+        if not self._aggregator.blocked:
+            self._save()
+
+    def _carry_out_held(self) -> None:
         """Send further questions, or carry out the actions that were held during the last commit."""
         self._outbox.questions(self._now_s())
         if not self._aggregator.blocked:
             held, self._held = self._held, []
             for action in held:
                 self._carry_out(action)
-            self._save()
 
     def _flush(self) -> list[Event]:
         lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
