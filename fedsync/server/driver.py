@@ -381,7 +381,7 @@ class FlowerDriver:
                 for each in self._extensions:
                     each.on_best(action)
             case Evaluate(_, silos):
-                for silo in silos:
+                for silo in (one for one in silos if one in self._nodes.by_name):  # others were lost while it was held
                     self._outbox.evaluate(silo, EvaluateModel.of(action), self._now_s())
             case WakeAt(at_s):
                 heapq.heappush(self._timers, at_s)
