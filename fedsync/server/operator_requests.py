@@ -191,14 +191,15 @@ class Suspects(DriverExtension):
     | no sum is spoiled for `PATIENCE` versions, doubled each time no silo is cleared | excluded silos return |
     | too few silos would be left for a sum | no silo is excluded; the run's notes name the suspects |
 
-    ``answered`` are requests that a resumed run has answered, ``dropped`` the silos that are excluded in it. Exclusions
-    are sent like an operator's requests, so journals, checkpoints and ledgers stay the same.
+    ``answered`` are requests that a resumed run has answered, oldest first, ``dropped`` the silos that are excluded in
+    it. Exclusions are sent like an operator's requests, so journals, checkpoints and ledgers stay the same.
     """
 
     def __init__(self, operator: DriverExtension, answered: Iterable[str] = (), dropped: Iterable[str] = ()) -> None:
         self._operator = operator
-        mine = {request.partition(":")[2] for request in answered if request.startswith(f"{_OUT}-")}
-        self._out = set(dropped) & mine
+        last = {silo: kind for kind, _, silo in (request.partition(":") for request in answered) if silo}
+        # The newest request counts: a silo that was a suspect may have been found guilty since.
+        self._out = {silo for silo in dropped if last.get(silo, "").startswith(f"{_OUT}-")}
         self._among: set[str] = set()
         self._of: dict[int, set[str]] = {}
         self._version = self._turns = self._quiet = self._under_way = 0

@@ -177,3 +177,12 @@ def test_silos_that_were_left_out_come_back_after_a_restart() -> None:
     for _ in range(PATIENCE):
         run.round(False)
     assert run.out == {"s2", "s3"}, "one that spoils sums, and one that an operator dropped, stay out"
+
+
+def test_one_that_was_found_guilty_stays_out_after_a_restart_although_it_was_a_suspect_before() -> None:
+    answered = ["suspect-4-1:s0", "suspect-4-1:s1", "back-8-1:s0", "back-8-1:s1", "suspect-9-1:s1", "spoils-11-2:s0"]
+    run = Run(4, Suspects(Nobody(), answered, ["s0", "s1"]))
+    run.out = {"s0", "s1"}
+    for _ in range(PATIENCE):
+        run.round(False)
+    assert run.out == {"s0"}
