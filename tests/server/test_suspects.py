@@ -12,8 +12,9 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Action, Attested, Commit, OperatorAnswered
+from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JournalEntry
-from fedsync.core.operator.operator_commands import DropSilo
+from fedsync.core.operator.operator_commands import DropSilo, ReadmitSilo
 from fedsync.core.orders import PooledFigures
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.driver_extension import DriverExtension
@@ -168,6 +169,20 @@ def test_one_that_cannot_be_left_out_is_not_taken_for_out() -> None:
     assert not run.out
     run.round(True)
     assert run.out == {"s2", "s3"}
+
+
+@pytest.mark.parametrize("refused", ["", "'s0' was not dropped"])
+def test_one_that_an_operator_takes_in_again_is_not_taken_for_out(refused: str) -> None:
+    """Else no other suspect would come back, and no later sum that is spoiled would be looked at."""
+    run = Run(4, Suspects(Nobody()))
+    run.round(True)
+    assert run.out == {"s0", "s1"}
+    asked = OperatorAsked(0.0, "17-of-the-operator", ReadmitSilo("s0"))
+    run.suspects.on_saved(JournalEntry(0.0, (asked,), (OperatorAnswered(asked.request, refused),), ""))
+    run.out -= {"s0"} if not refused else set()
+    for _ in range(PATIENCE):
+        run.round(False)
+    assert run.out == set()
 
 
 def test_silos_that_were_left_out_come_back_after_a_restart() -> None:
