@@ -112,6 +112,11 @@ def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
     _halt(state, here[: policies.tally], actions)
 
 
+def sum_again(state: CoordinatorState) -> None:
+    """Make the sum of scores due again: all its silos are lost, as when a run is resumed, and may join again."""
+    state.sums_ordered = state.questions_asked
+
+
 def _order(
     state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
 ) -> None:
