@@ -8,7 +8,7 @@
 | commit | if figures are sealed: commit their updates, which change nothing, as one more version | |
 | question | `Evaluate`; if figures are sealed, it brings the sum | all silos have answered |
 
-Halt happens once. The other steps are repeated for each question:
+Halt happens once. The other steps are repeated for each question, and tally if it lost all its silos:
 
 | question | reason | skipped if |
 |---|---|---|
