@@ -95,6 +95,7 @@ class Attendance(Extension):
     def shows(self, view: ClusterView) -> tuple[ClusterView, str]:
         """Return the view for barriers and a journal message; O(silos with a window), O(n) once a silo is hidden."""
         if not self.windows:
+            self.awaited = False
             return view, ""
         view = replace(view, windows=self.windows)
         unseen: dict[str, str] = {}

@@ -8,7 +8,7 @@
 | commit | if figures are sealed: commit their updates, which change nothing, as one more version | |
 | question | `Evaluate`; if figures are sealed, it brings the sum | all silos have answered |
 
-Halt happens once. The other steps are repeated for each question:
+Halt happens once. The other steps are repeated for each question, and tally if it lost all its silos:
 
 | question | reason | skipped if |
 |---|---|---|
@@ -110,6 +110,11 @@ def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
     here.sort(key=lambda name: state.silos[name].busy)
     state.pending_evaluations = set(here[: policies.tally])
     _halt(state, here[: policies.tally], actions)
+
+
+def sum_again(state: CoordinatorState) -> None:
+    """Make the sum of scores due again: all its silos are lost, as when a run is resumed, and may join again."""
+    state.sums_ordered = state.questions_asked
 
 
 def _order(

@@ -34,6 +34,7 @@ NODES_FILE = "nodes.json"
 
 _TIMEOUT_S, _LOCK_S = 60.0, 120.0
 _TAKEN = "already in use"
+_BUSY = "another process changes the registrations of this server; try again when it has ended"
 _BY_HAND = "if it runs, use `flwr supernode list` and `flwr supernode unregister`"
 _NUMBER = re.compile(r'"node-id": "?(\d+)')
 
@@ -111,10 +112,13 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
 
     Other keys under the name are unregistered after the silo's own key is registered.
 
-    ``home``: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
+    ``home``: Flower's home folder, in which `write_connection` has written the connection to the SuperLink. Raises
+    `RunError`, and does nothing, while another process changes registrations.
     """
     found, digests = Registered(), dict[str, str]()
-    with taken(home / f"{NODES_FILE}.lock", _LOCK_S):
+    with taken(home / f"{NODES_FILE}.lock", _LOCK_S) as alone:
+        if not alone:
+            raise RunError(_BUSY)
         known = _known(home)
         for name, path in keys.items():
             try:
@@ -177,8 +181,12 @@ def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> li
 
 
 def revoke_keys(name: str, home: Path, connection: str) -> int:
-    """Unregister all keys under a silo's name; return their number, or raise `RunError` if the SuperLink fails."""
-    with taken(home / f"{NODES_FILE}.lock", _LOCK_S):
+    """Unregister all keys under a silo's name; return their number. Raise `RunError` if the SuperLink fails, or while
+    another process changes registrations.
+    """
+    with taken(home / f"{NODES_FILE}.lock", _LOCK_S) as alone:
+        if not alone:
+            raise RunError(_BUSY)
         known = _known(home)
         doomed = [node for node in known if node.name == name and not node.revoked]
         done = _unregistered(doomed, home, connection)

@@ -12,7 +12,8 @@ from flwr.serverapp.strategy import Result
 from fedsync.common.errors import ConfigError
 from fedsync.core.events import Evaluated, Event, UpdateArrived
 from fedsync.core.extension import Extension
-from fedsync.core.orders import Evaluation, Split, Subject, UpdateMeta
+from fedsync.core.orders import Evaluation, Split, Subject, UpdateMeta, WorkOrder
+from fedsync.core.report_checks import usable
 from fedsync.core.state import Policies
 
 MetricsAggrFn = Callable[[list[RecordDict], str], MetricRecord]
@@ -58,22 +59,25 @@ class SiloMetrics(Extension):
             raise ConfigError("metrics_aggr_fn", "silos of this run seal the metrics that it would see", remedy)
         return replace(policies, extensions=(*policies.extensions, lambda: self))
 
+    def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> None:
+        meta, report = event.meta, event.report
+        loss = {} if report.loss is None else {"train_loss": report.loss}
+        self._waiting[meta.update_id] = {**report.metrics, **loss, EXAMPLES: meta.examples}
+        if len(self._waiting) > _MOST_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+        self._note(meta.base_version, meta.silo, report.evaluation)
+
     def on_event(self, event: Event) -> None:
         match event:
-            case UpdateArrived(meta=meta, report=report):
-                loss = {} if report.loss is None else {"train_loss": report.loss}
-                self._waiting[meta.update_id] = {**report.metrics, **loss, EXAMPLES: meta.examples}
-                if len(self._waiting) > _MOST_WAITING:
-                    del self._waiting[next(iter(self._waiting))]
-                self._note(meta.base_version, meta.silo, report.evaluation)
             case Evaluated(silo=silo, version=version, split=Split.VALIDATION, subject=Subject.LAST) if not event.owner:
                 self._note(version, silo, event.evaluation)
 
-    def _note(self, version: int, silo: str, found: Evaluation | None) -> None:
+    def _note(self, version: int, silo: str, told: Evaluation | None) -> None:
+        found = usable(silo, told)
         if found is None or not found.samples:
             return
-        told = {"loss": found.loss, "accuracy": found.correct}
-        means = {name: total / found.samples for name, total in told.items() if total is not None}
+        sums = {"loss": found.loss, "accuracy": found.correct}
+        means = {name: total / found.samples for name, total in sums.items() if total is not None}
         others = {name: mean for name, (mean, _) in found.metrics.items()}
         self._open.setdefault(version, {})[silo] = {**others, **means, EXAMPLES: found.samples}
         self._new.add(version)

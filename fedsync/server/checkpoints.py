@@ -99,7 +99,7 @@ class Moment:
         position: length of the journal [bytes].
         timers: wake-up times of the coordinator [s since the run began].
         silos: names of the connected silos.
-        evaluating: final evaluation, if the run is about to end.
+        evaluating: final evaluation that silos have to answer, if any; then no silo has an order that matters.
     """
 
     version: int
@@ -163,8 +163,10 @@ class Checkpoints:
             elif isinstance(event, SiloLost):
                 self._silos.pop(event.silo, None)
         for action in entry.actions:
-            self._begun |= isinstance(action, Dispatch)
-            if isinstance(action, Evaluate):
+            if isinstance(action, Dispatch):
+                # Silos have answered the last evaluation, and work again: after a restart they must join anew.
+                self._begun, self._evaluating = True, None
+            elif isinstance(action, Evaluate):
                 self._evaluating = action
         if any(isinstance(event, OperatorAsked) for event in entry.events):
             return True  # an answer to an operator must still hold after a restart

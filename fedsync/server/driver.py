@@ -153,7 +153,7 @@ class FlowerDriver:
                 self._recorder.record(entry)
                 for dropped in drops_in(entry) if entry.steered else ():
                     self._aggregator.leave(dropped.silo)
-                    self._go_on_if_open()
+                    self._carry_out_held()  # without a checkpoint: the aggregator lacks the entry's commit until below
                 for action in entry.actions:
                     self._carry_out(action)
                 if self._coordinator.able:
@@ -179,16 +179,17 @@ class FlowerDriver:
         """
         silos = moment.silos if moment.evaluating is None else ()
         events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]
-        missing, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
+        former, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
+        missing = former
         while missing and self._now_s() < end_s:
             events += [*self._replies(), *self._membership(), *self._flush()]
-            missing -= self._nodes.by_name.keys()
+            missing = former - self._nodes.by_name.keys()  # a silo that came may be gone again
             time.sleep(self._timing.poll_s)
         for name in missing:
             self._aggregator.leave(name)
         if moment.evaluating is None:
             return events
-        for name in sorted(set(moment.silos) - missing):
+        for name in sorted(former - missing):
             self._outbox.evaluate(name, EvaluateModel.of(moment.evaluating), self._now_s())
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 
@@ -380,19 +381,23 @@ class FlowerDriver:
                 for each in self._extensions:
                     each.on_best(action)
             case Evaluate(_, silos):
-                for silo in silos:
+                for silo in (one for one in silos if one in self._nodes.by_name):  # others were lost while it was held
                     self._outbox.evaluate(silo, EvaluateModel.of(action), self._now_s())
             case WakeAt(at_s):
                 heapq.heappush(self._timers, at_s)
 
     def _go_on_if_open(self) -> None:
+        self._carry_out_held()
+        if not self._aggregator.blocked:
+            self._save()
+
+    def _carry_out_held(self) -> None:
         """Send further questions, or carry out the actions that were held during the last commit."""
         self._outbox.questions(self._now_s())
         if not self._aggregator.blocked:
             held, self._held = self._held, []
             for action in held:
                 self._carry_out(action)
-            self._save()
 
     def _flush(self) -> list[Event]:
         lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]

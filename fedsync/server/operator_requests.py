@@ -31,6 +31,7 @@ from fedsync.core.events import Event, OperatorAsked
 from fedsync.core.journal import JournalEntry
 from fedsync.core.operator.operator_commands import ChangeStop, DropSilo, OperatorQuestion, ReadmitSilo
 from fedsync.observe.run_state import LISTENING, OPERATOR, why_deaf
+from fedsync.observe.steered import answered_in
 from fedsync.server.driver_extension import DriverExtension
 
 if TYPE_CHECKING:
@@ -189,16 +190,18 @@ class Suspects(DriverExtension):
     | a sum is spoiled | silos outside the sum return, cleared; half of the suspects stay out, then the other half |
     | a sum is spoiled, and a single suspect was in all spoiled sums | it stays out; an operator can readmit it |
     | no sum is spoiled for `PATIENCE` versions, doubled each time no silo is cleared | excluded silos return |
+    | an operator readmits an excluded silo | the search continues with it |
     | too few silos would be left for a sum | no silo is excluded; the run's notes name the suspects |
 
-    ``answered`` are requests that a resumed run has answered, ``dropped`` the silos that are excluded in it. Exclusions
-    are sent like an operator's requests, so journals, checkpoints and ledgers stay the same.
+    ``answered`` are requests that a resumed run has answered, oldest first, ``dropped`` the silos that are excluded in
+    it. Exclusions are sent like an operator's requests, so journals, checkpoints and ledgers stay the same.
     """
 
     def __init__(self, operator: DriverExtension, answered: Iterable[str] = (), dropped: Iterable[str] = ()) -> None:
         self._operator = operator
-        mine = {request.partition(":")[2] for request in answered if request.startswith(f"{_OUT}-")}
-        self._out = set(dropped) & mine
+        last = {silo: kind for kind, _, silo in (request.partition(":") for request in answered) if silo}
+        # The newest request counts: a silo that was a suspect may have been found guilty since.
+        self._out = {silo for silo in dropped if last.get(silo, "").startswith(f"{_OUT}-")}
         self._among: set[str] = set()
         self._of: dict[int, set[str]] = {}
         self._version = self._turns = self._quiet = self._under_way = 0
@@ -214,6 +217,9 @@ class Suspects(DriverExtension):
 
     def on_saved(self, entry: JournalEntry) -> None:
         theirs = []
+        for question, refused in answered_in(entry) if entry.steered else ():
+            if isinstance(question, ReadmitSilo) and not refused:  # an operator may do so before the search does
+                self._out.discard(question.silo)
         for action in entry.actions:
             match action:
                 case OperatorAnswered(request) if request.partition("-")[0] in (_OUT, _GUILTY, _BACK):

@@ -8,7 +8,8 @@ import pytest
 from fedsync.core.actions import Commit, Discard, Dispatch, Stop, WakeAt
 from fedsync.core.availability import REST_S
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Event, SiloJoined, SiloLost, TimerFired, WorkFailed
+from fedsync.core.events import Event, OperatorAsked, SiloJoined, SiloLost, TimerFired, WorkFailed
+from fedsync.core.operator.operator_commands import DropSilo
 from fedsync.core.orders import MAX_AWAY_S, Presence, SiloFacts
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
@@ -148,6 +149,15 @@ def test_one_that_crashes_within_its_window_is_not_expected() -> None:
     coordinator.handle([join("c", 50.0)], 0.0)
     coordinator.handle([SiloLost(6.0, "c", "its node is gone")], 6.0)
     coordinator.handle([TimerFired(50.0)], 50.0)
+    assert not coordinator.able
+
+
+def test_one_that_an_operator_drops_while_it_is_away_is_not_expected() -> None:
+    coordinator = Coordinator(policies())
+    coordinator.handle([*joined("a"), join("c", 5.0)], 0.0)
+    coordinator.handle([TimerFired(6.0)], 6.0)
+    coordinator.handle([OperatorAsked(7.0, "1", DropSilo("c"))], 7.0)
+    coordinator.handle([SiloLost(8.0, "a", "its node is gone")], 8.0)
     assert not coordinator.able
 
 

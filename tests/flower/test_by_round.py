@@ -1,23 +1,25 @@
 """What users of Flower's strategies do in each round: change the configuration, and make metrics of the silos'."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsync import FeaturePolicy, FedSync
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.extension import Extension
+from fedsync.core.orders import Evaluation, WorkReport
+from fedsync.core.report_checks import MAX_TEST_SAMPLES
 from fedsync.flower.silo_metrics import SiloMetrics
 from fedsync.server.timeouts import Timeouts
 from tests.client.stock_app import stock_app
 from tests.client.test_stock_app import CHANGES, FIXED, cluster, strategy_of
-from tests.flower.grid import DirectGrid
+from tests.flower.grid import DirectGrid, honest, said, saying
 from tests.flower.test_start import QUICK, TIMING
 from tests.policies.test_rounds import orders_of
 
@@ -109,6 +111,28 @@ def test_metrics_of_single_silos_are_for_functions_of_ones_own(tmp_path: Path) -
         assert trained["silos-asked"] == tested["silos-asked"] == 2
         assert trained["train_loss"] > 0 and trained["weighted"] > trained["num-examples"] > 0  # type: ignore[operator]
         assert 0 <= tested["accuracy"] <= 1 and tested["loss"] > 0 and "seconds" in trained  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("lie", ["evaluation", "report"])
+def test_what_the_run_does_not_believe_is_for_no_function(lie: str, tmp_path: Path) -> None:
+    """Else one silo could outweigh all others in the user's own mean, with samples that it cannot have."""
+
+    lied: list[str] = []
+
+    def lies(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        report, payload = said(reply)
+        if lied or not isinstance(report, WorkReport):
+            return reply
+        lied.append(lie)
+        evaluation = Evaluation(1.0, 1.0, MAX_TEST_SAMPLES + (lie == "evaluation"))
+        return saying(message, replace(report, evaluation=evaluation, compute_s=float(lie == "evaluation")), payload)
+
+    result = FedSync(quick(), out=tmp_path, timing=TIMING, evaluate_metrics_aggr_fn=largest).start(
+        DirectGrid(2, {1: lies})
+    )
+    told = [record["num-examples"] for record in result.evaluate_metrics_clientapp.values()]
+    assert told and max(told) < MAX_TEST_SAMPLES  # type: ignore[type-var, operator]
 
 
 def test_the_functions_go_on_with_a_run_that_goes_on(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedsync.common.errors import ConfigError, RunError
+from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER
 from fedsync.flower import registration
 from fedsync.flower.registration import NODES_FILE, Registered
@@ -138,6 +139,22 @@ def test_a_key_is_registered_once(flower: FakeFlower, key: Callable[..., Path]) 
     asked = [["supernode", "register", str(path), "here", "--name", name] for name, path in keys.items()]
     assert [call["arguments"] for call in flower.calls] == [[*each, "--format", "json"] for each in asked]
     assert len({call["pid"] for call in flower.calls}) == 1, "the imports of a process take a second or two"
+
+
+def test_registrations_are_not_changed_while_another_process_changes_them(
+    flower: FakeFlower, key: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would write the whole record: a key that one revokes would be valid in the other's."""
+    monkeypatch.setattr(registration, "_LOCK_S", 0.0)
+    berlin, paris = key("berlin"), key("paris")
+    flower.register({"berlin": berlin})
+    with taken(flower.home / f"{NODES_FILE}.lock"):
+        with pytest.raises(RunError, match="another process changes the registrations"):
+            flower.register({"paris": paris})
+        with pytest.raises(RunError, match="another process changes the registrations"):
+            flower.revoke("berlin")
+    assert flower.nodes == [("berlin", True)]
+    assert flower.register({"paris": paris}) == Registered()
 
 
 def test_flower_s_command_goes_through_no_proxy_and_calls_nobody_else(

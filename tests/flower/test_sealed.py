@@ -169,6 +169,28 @@ def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
         np.testing.assert_array_equal(model, models[0])
 
 
+@pytest.mark.slow
+def test_a_silo_that_is_lost_while_the_last_sum_is_opened_is_not_asked_to_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The final evaluation waits for the sum, and the loss ends this wait."""
+    scores_are_sealed = False
+
+    def leaves(message: Message, context: Context) -> Message | None:
+        nonlocal scores_are_sealed
+        request = asked(message)
+        scores_are_sealed |= isinstance(request, Train) and request.order.scores_only
+        if isinstance(request, Question) and scores_are_sealed:
+            grid.nodes.discard(3)
+            return None
+        return honest(message, context)
+
+    grid = DirectGrid(3, {3: leaves})
+    run, _ = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=1", grid=grid)
+    assert run.run_summary is not None and run.run_summary["rounds"] == 1
+    assert [node for node, kind in grid.pushed if kind == "EvaluateModel"] == [1, 2]
+
+
 # What silos keep is lost, or they say so.
 
 

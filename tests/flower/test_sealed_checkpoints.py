@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message
 
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.strategy import StrategyConfig
@@ -19,6 +20,7 @@ from fedsync.server import checkpoints
 from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName
 from fedsync.server.checkpoints import FOLDER, Checkpoints
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.protocol import Train
 from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import (
     QUICK,
@@ -29,7 +31,7 @@ from tests.flower.cut_off_runs import (
     killed_at,
     strategy_in,
 )
-from tests.flower.grid import DirectGrid, trainers
+from tests.flower.grid import DirectGrid, asked, honest, trainers
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -101,6 +103,27 @@ def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos
     strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
     assert set(trainers) == before
     _all_came_to_one_model(trainers)
+    replay(out / JOURNAL)
+
+
+@pytest.mark.slow
+def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, given = tmp_path / "run", ["cipher={kind: pad}", "stop.rounds=2"]
+    keys = _keys(tmp_path, monkeypatch, given[0])
+
+    def dies(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if isinstance(request, Train) and request.order.scores_only:
+            raise Killed
+        return honest(message, context)
+
+    with pytest.raises(Killed):
+        strategy_in(out, *given, keys=keys).start(DirectGrid(3, {1: dies}))
+    again = strategy_in(out, *given, keys=keys, resume=True)
+    again.start(DirectGrid(3))
+    assert again.run_summary is not None and again.run_summary["scored_round"] == 2
     replay(out / JOURNAL)
 
 

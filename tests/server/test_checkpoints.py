@@ -2,11 +2,14 @@
 
 import json
 import stat
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.proto.node_pb2 import NodeInfo
 from typer.testing import CliRunner
 
 from fedsync.cli import app
@@ -21,8 +24,10 @@ from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
 from fedsync.server.checkpoints import FOLDER, FORMAT, digest
+from fedsync.silo.protocol import Train
+from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
-from tests.flower.grid import DirectGrid, honest, silos_in_this_process, trainers
+from tests.flower.grid import DirectGrid, asked, honest, silos_in_this_process, trainers
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -99,19 +104,70 @@ def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) 
     assert set(trainers) == before, "silos know it for the run that they are in"
 
 
-def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
+def _dies_in_its_last_evaluation(out: Path) -> None:
     def dies(message: Message, context: Context) -> Message | None:
         if message.metadata.message_type == "evaluate":
             raise Killed
         return honest(message, context)
 
     with pytest.raises(Killed):
-        strategy_in(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
+        strategy_in(out).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
+
+
+def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
+    _dies_in_its_last_evaluation(tmp_path)
     grid = DirectGrid(3)
     resumed = strategy_in(tmp_path, resume=True)
     resumed.start(grid)
     assert sorted(kind for _, kind in grid.pushed) == ["Describe"] * 3 + ["EvaluateModel"] * 3
     assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
+    replay(tmp_path / JOURNAL)
+
+
+def test_a_silo_that_leaves_while_a_resumed_run_waits_for_others_is_not_asked_to_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _dies_in_its_last_evaluation(tmp_path)
+    monkeypatch.setattr(cut_off_runs, "TIMING", replace(cut_off_runs.TIMING, look_s=0.1, return_timeout_s=2.0))
+
+    def leaves(message: Message, context: Context) -> Message | None:
+        grid.nodes.discard(3)
+        return honest(message, context)
+
+    grid = DirectGrid(3, {3: leaves})
+    grid.nodes.discard(2)
+    resumed = strategy_in(tmp_path, resume=True)
+    resumed.start(grid)
+    assert sorted(grid.pushed) == [(1, "Describe"), (1, "EvaluateModel"), (3, "Describe")]
+    assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
+    replay(tmp_path / JOURNAL)
+
+
+def test_a_run_that_was_cut_off_between_two_evaluations_goes_on(tmp_path: Path) -> None:
+    """Silos train models of their own between them. That one of them is lost meanwhile brings a checkpoint."""
+
+    class DiesAfterALoss(DirectGrid):
+        looks = 0
+
+        def get_nodes(self) -> Iterable[NodeInfo]:
+            self.looks += 3 not in self.nodes
+            if self.looks == 2:
+                raise Killed
+            return super().get_nodes()
+
+    def trains(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if not (isinstance(request, Train) and request.order.apart):
+            return honest(message, context)
+        grid.nodes -= {context.node_id} & {3}
+        return None
+
+    grid, own = DiesAfterALoss(3, dict.fromkeys((1, 2, 3), trains)), "evaluation.cross_site={local: true}"
+    with pytest.raises(Killed):
+        strategy_in(tmp_path, own).start(grid)
+    strategy_in(tmp_path, own, resume=True).start(DirectGrid(3))
+    models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
+    assert [each["silo"] for each in models if each["subject"] == "local" and each.get("silo")] == ["a", "b", "c"]
     replay(tmp_path / JOURNAL)
 
 

@@ -13,11 +13,12 @@ from fedsync.common import codec
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.actions import Dispatch, OperatorAnswered
+from fedsync.core.actions import Commit, Dispatch, OperatorAnswered
 from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.operator.operator_commands import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun
 from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.observe.replay import replay
 from fedsync.observe.run_state import OPERATOR as FOLDER
 from fedsync.server.operator_requests import (
@@ -269,6 +270,36 @@ def test_a_paused_run_survives_its_servers_death_and_what_was_asked_is_not_asked
     assert resumed.run_summary is not None
     last = [action for each in replay(tmp_path / JOURNAL) for action in each.actions if isinstance(action, Dispatch)]
     assert {action.silo for action in last if action.order.base_version == 3} == {"a", "b"}, "c is out after it, too"
+
+
+def test_a_server_that_dies_while_it_drops_a_silo_commits_what_waited_for_this_silo(tmp_path: Path) -> None:
+    """No checkpoint may have the version without its model."""
+    made, commits = list[int](), PlainAggregator.commit
+
+    def never(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if not (isinstance(request, Train) and request.order.base_version == 1):
+            return honest(message, context)
+        put(tmp_path, DropSilo("c"))
+        return None
+
+    def dies(aggregator: PlainAggregator, commit: Commit) -> None:
+        if commit.version == 2:
+            raise Killed
+        commits(aggregator, commit)
+
+    def counted(aggregator: PlainAggregator, commit: Commit) -> None:
+        made.append(commit.version)
+        commits(aggregator, commit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlainAggregator, "commit", dies)
+        patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
+        with pytest.raises(Killed):
+            strategy(tmp_path).start(DirectGrid(3, {3: never}))
+        patch.setattr(PlainAggregator, "commit", counted)
+        strategy(tmp_path, resume=True).start(DirectGrid(3))
+    assert made == [2, 3, 4]
 
 
 def test_a_run_that_is_paused_waits_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

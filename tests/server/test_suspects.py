@@ -12,8 +12,9 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Action, Attested, Commit, OperatorAnswered
+from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JournalEntry
-from fedsync.core.operator.operator_commands import DropSilo
+from fedsync.core.operator.operator_commands import DropSilo, ReadmitSilo
 from fedsync.core.orders import PooledFigures
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.driver_extension import DriverExtension
@@ -170,6 +171,20 @@ def test_one_that_cannot_be_left_out_is_not_taken_for_out() -> None:
     assert run.out == {"s2", "s3"}
 
 
+@pytest.mark.parametrize("refused", ["", "'s0' was not dropped"])
+def test_one_that_an_operator_takes_in_again_is_not_taken_for_out(refused: str) -> None:
+    """Else no other suspect would come back, and no later sum that is spoiled would be looked at."""
+    run = Run(4, Suspects(Nobody()))
+    run.round(True)
+    assert run.out == {"s0", "s1"}
+    asked = OperatorAsked(0.0, "17-of-the-operator", ReadmitSilo("s0"))
+    run.suspects.on_saved(JournalEntry(0.0, (asked,), (OperatorAnswered(asked.request, refused),), ""))
+    run.out -= {"s0"} if not refused else set()
+    for _ in range(PATIENCE):
+        run.round(False)
+    assert run.out == set()
+
+
 def test_silos_that_were_left_out_come_back_after_a_restart() -> None:
     answered = ["suspect-4-1:s1", "spoils-9-3:s2", "17-of-the-operator"]
     run = Run(4, Suspects(Nobody(), answered, ["s1", "s2", "s3"]))
@@ -177,3 +192,12 @@ def test_silos_that_were_left_out_come_back_after_a_restart() -> None:
     for _ in range(PATIENCE):
         run.round(False)
     assert run.out == {"s2", "s3"}, "one that spoils sums, and one that an operator dropped, stay out"
+
+
+def test_one_that_was_found_guilty_stays_out_after_a_restart_although_it_was_a_suspect_before() -> None:
+    answered = ["suspect-4-1:s0", "suspect-4-1:s1", "back-8-1:s0", "back-8-1:s1", "suspect-9-1:s1", "spoils-11-2:s0"]
+    run = Run(4, Suspects(Nobody(), answered, ["s0", "s1"]))
+    run.out = {"s0", "s1"}
+    for _ in range(PATIENCE):
+        run.round(False)
+    assert run.out == {"s0"}
