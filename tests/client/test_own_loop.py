@@ -350,6 +350,22 @@ def test_an_evaluation_is_sums_of_its_means() -> None:
 
 
 @pytest.mark.parametrize(
+    ("found", "sums"),
+    [
+        ({"loss": (0.5, 100), "dice": (0.75, 40)}, Evaluation(20.0, 30.0, 40)),
+        ({"loss": (float("nan"), 0), "dice": (0.75, 40)}, Evaluation(None, 30.0, 40)),
+        ({"loss": (0.5, 100), "dice": (float("nan"), 0)}, Evaluation(50.0, None, 100)),
+    ],
+    ids=["more for the loss", "none for the loss", "none for the score"],
+)
+def test_a_loss_keeps_its_mean_where_it_has_other_samples_than_the_score(
+    found: dict[str, tuple[float, int]], sums: Evaluation
+) -> None:
+    guest = evaluating(found)
+    assert guest.evaluate(guest.initial_model()) == sums
+
+
+@pytest.mark.parametrize(
     ("found", "problem"),
     [(0.5, "returned float"), ({"dice": 0.5}, "a pair"), ({"dice": (float("nan"), 3)}, "not finite")],
 )

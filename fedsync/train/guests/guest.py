@@ -247,9 +247,13 @@ def _evaluation(found: object) -> Evaluation:
         sums[str(name)] = value * samples if samples else 0.0, samples
         if not math.isfinite(sums[str(name)][0]):
             raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
-    loss, samples = sums.pop("loss", (None, 0))
+    loss, counted = sums.pop("loss", (None, 0))
     first = next(iter(sums), "")
-    score, samples = sums.pop(first, (None, samples))
+    score, samples = sums.pop(first, (None, counted))
+    if counted and not samples:
+        score, samples = None, counted
+    if loss is not None and counted != samples:  # both sums are divided by the same number of samples
+        loss = loss / counted * samples if counted else None
     others = {name: (total / count, count) for name, (total, count) in sums.items() if count}
     return Evaluation(loss, score, samples, tested(others))
 
