@@ -13,7 +13,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError, Diverged, RunError
-from fedsync.core.orders import Cursor, Evaluation
+from fedsync.core.orders import Cursor, Evaluation, UpdateMeta
+from fedsync.core.report_checks import check_report
 from fedsync.core.speed.curve import Curve
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.train.batches import Sampler
@@ -282,6 +283,21 @@ def test_what_is_not_finite_has_diverged() -> None:
     guest = trainer(loop)
     with pytest.raises(Diverged):
         guest.run(order(), guest.initial_model(), Cursor())
+
+
+def test_a_metric_that_cannot_be_sent_costs_no_update() -> None:
+    """A server refuses the whole report for one NaN, such as the AUC of a batch with one class."""
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for _ in work.loader(train):
+            work.log(loss=0.5, auc=float("nan"), huge=1e31, dice=0.25)
+            work.log(**{f"other_{number}": 1.0 for number in range(40)})
+
+    asked, guest = order(), trainer(loop)
+    report = guest.run(asked, guest.initial_model(), Cursor()).report
+    meta = UpdateMeta.of("silo-0", asked, report, EXAMPLES, nbytes=4)
+    check_report("silo-0", asked, meta, report)
+    assert report.loss == 0.5 and report.metrics["dice"] == 0.25 and not {"auc", "huge"} & report.metrics.keys()
 
 
 def test_setup_is_told_of_its_site_and_gives_whatever_functions_name() -> None:

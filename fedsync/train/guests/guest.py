@@ -29,7 +29,7 @@ from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest_code import own_code
-from fedsync.train.guests.guest_reply import tested, whole
+from fedsync.train.guests.guest_reply import sendable, tested, whole
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.machine.device import resolve
 from fedsync.train.module_parts import ModelParts, parts_of
@@ -138,7 +138,7 @@ class GuestTrainer(LocalTrainer):
         # An order that only evaluates changes neither the shared nor the private parts of the model.
         private = cursor.private if order.scores_only else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
-        return LoopResult(pace, loss, left, {**means, **missized})
+        return LoopResult(pace, loss, left, {**sendable(means), **missized})
 
     def _call(
         self,
