@@ -55,6 +55,17 @@ def test_a_candidate_has_the_strategys_policies_and_the_runs_task(twin: Twin) ->
     assert one.config.name == "a-bsp-tuned"
 
 
+def test_a_candidate_keeps_the_runs_privacy_and_what_watches_over_it(twin: Twin) -> None:
+    """The file of the best is for the same federation: without its noise, the run would be open."""
+    privacy, export = "privacy={kind: dp-sgd, clip: 1.0, noise_multiplier: 1.1}", "export={csv: true}"
+    base = StrategyConfig.load("lb-bsp", [privacy, export, "min_silos=2", "on_lost_silo=fail"])
+    (one,), left = candidates(twin, base, ["fedavg"], [5], [""])
+    assert left == [] and one.config.privacy is not None and one.config.privacy == base.privacy
+    assert (one.config.export, one.config.on_lost_silo, one.config.min_silos) == (base.export, "fail", 2)
+    (ranked,) = by_throughput(twin, [one], silent)
+    assert ranked.problem == "" and "noise_multiplier: 1.1" in strategy_file(ranked, "played")
+
+
 def test_rounds_of_a_set_time_fit_the_steps(twin: Twin) -> None:
     """Ten steps of 32 samples take 1.067 and 3.2 s, in the middle 2.13; and 0.5 s of overhead."""
     (one,), _ = candidates(twin, twin.config, ["fsp"], [10], [""])
