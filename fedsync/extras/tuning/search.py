@@ -161,7 +161,7 @@ def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Tra
             raise FedSyncError(played[0].problem)
         kept = max(len(left) // KEEP, FINALISTS)
         rung, budget_s = rung + 1, budget_s * KEEP
-        out = [*played[kept:], *out]
+        out = [*(one for one in played[:kept] if one.problem), *played[kept:], *out]
         left = [one.candidate for one in played[:kept] if not one.problem]
         if len(played) <= FINALISTS or kept == FINALISTS:
             break

@@ -133,6 +133,12 @@ def test_the_best_of_a_toy_is_found_and_others_get_little_time(twin: Twin) -> No
     assert played == [12, 4, FINAL_DRAWS + FINALISTS - 1]
 
 
+def test_a_candidate_that_cannot_be_played_is_told_also_among_few(twin: Twin) -> None:
+    field, _ = candidates(twin, twin.config, ["fedavg"], [13, 12], [""])
+    ranked = by_time_to(0.9, twin, field, Toy(), silent)
+    assert [(one.candidate.steps, bool(one.problem)) for one in ranked] == [(12, False), (13, True)]
+
+
 @pytest.mark.slow
 def test_candidates_are_trained_to_the_target_in_virtual_time(twin: Twin) -> None:
     """On digits: with the same steps, LB-BSP's rounds take 3.7 s and those of FedAvg 6.9."""
