@@ -73,6 +73,7 @@ class GuestTrainer(LocalTrainer):
         self._known = {"model": self._model, **self._used.parts}
         weights, parts = Weights(self._model, self._parts.shared), self._parts
         super().__init__(silo.name, weights, device, options, parts.frozen_digest, parts.kept_names)
+        self.private_names = parts.private_names
         self._initial = self._weights.read()
         self._settings: PrivateSettings | None = None
         self._private: PrivateLoop | None = None
