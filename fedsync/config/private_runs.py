@@ -101,9 +101,11 @@ def silo_noise(privacy: PrivacyConfig | None, rounds: int | None, members: int, 
     noise = privacy.noise_multiplier
     if noise is None:
         assert privacy.target_epsilon is not None
-        noise = noise_for(
-            privacy.target_epsilon, privacy.delta, lambda each: {Release(1.0, each): rounds or 1}, kind="rdp"
-        )
+        aim = privacy.target_epsilon, privacy.delta
+        try:
+            noise = noise_for(*aim, lambda each: {Release(1.0, each): rounds or 1}, kind="rdp")
+        except ValueError as error:
+            raise ConfigError("privacy.target_epsilon", str(error), "Raise it, or write fewer stop.rounds") from error
     return SiloNoise(privacy.clip, noise, members - colluding)
 
 

@@ -134,6 +134,8 @@ class LocalTrainer(ABC):
         self._said = ""
         self.table: TableForm | None = None
         """Columns of the silo's table, which must be equal at all silos; None for other data."""
+        self.private_names: tuple[str, ...] = ()
+        """See `TrainerFacts`."""
         self.judged: JudgedSamples | None = None
         """Per-sample results of the last evaluation on the test split; None if unknown."""
 
@@ -165,6 +167,7 @@ class LocalTrainer(ABC):
             examples=self.examples,
             validates=self.validates,
             tied_names=tied,
+            private_names=self.private_names,
         )
 
     def find_batch_cap_on_gpu(self) -> int | None:

@@ -73,6 +73,7 @@ class Trainer(LocalTrainer):
         self._measuring = Measuring(options.measured.metrics(task.metrics), device)
         weights, parts = Weights(self._model, self._parts.shared), self._parts
         super().__init__(slot.name, weights, device, options, parts.frozen_digest, parts.kept_names)
+        self.private_names = parts.private_names
         self.table = task.table(slot)
         self._run = run
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]

@@ -93,6 +93,7 @@ class ModelParts:
 
     def __init__(self, module: nn.Module, parts: Parts) -> None:
         self.shared, self.kept_names, self.frozen = parts.shared, parts.kept, frozenset(parts.frozen)
+        self.private_names = parts.private
         self._private = PrivateParts(module, parts.private)
         self._frozen = FrozenTensors(module, parts.frozen)
         self.plain = not (parts.private or parts.frozen)
@@ -157,7 +158,7 @@ class PrivateParts:
         """
         if not self.names:  # most models; saves the time of building the state dict
             return b""
-        about, parts = [], []
+        changed, size = dict[str, Tensor](), 0
         state = self._module.state_dict()
         for name in self.names:
             tensor, raw = state[name], _raw(state[name])
@@ -165,15 +166,12 @@ class PrivateParts:
                 continue
             if not torch.isfinite(tensor).all():
                 raise Diverged(name, "training diverged: a private part has values that are not finite", "Train slower")
-            about.append(_about(name, tensor))
-            parts.append(raw.numpy().tobytes())
-        if not about:
-            return b""
-        size = sum(map(len, parts))
+            changed[name] = tensor
+            size += len(raw)
         if size > MOST_BYTES:
             problem = f"what training changed in private parts takes {size} bytes, at most {MOST_BYTES}"
             raise ConfigError(_PLACE, problem, "Freeze some of it, or keep less private")
-        return b"".join([json.dumps(about, separators=(",", ":")).encode() + b"\n", *parts])
+        return packed(changed)
 
     def restore(self, kept: bytes) -> None:
         """Set values from `keep`, or initial values where none are stored; `ConfigError` if private parts changed."""
@@ -185,13 +183,20 @@ class PrivateParts:
         for entry in json.loads(text or b"[]"):
             name = entry[0]
             if name not in found or _about(name, state[name]) != entry:
-                problem = f"{name} of the orders before was {entry[1]} {entry[2]}, which the model does not have"
+                problem = f"{name} is stored as {entry[1]} {entry[2]}, which the model does not have"
                 raise ConfigError(_PLACE, problem, "Give the model that the run began with, or begin another run")
             length = len(found[name])
             found[name] = data[position : position + length]
             position += length
         for name, raw in found.items():
             state[name].copy_(raw.clone().view(state[name].dtype).view(state[name].shape))
+
+
+def packed(tensors: Mapping[str, Tensor]) -> bytes:
+    """Serialise private tensors as `PrivateParts.restore` reads them; empty without tensors."""
+    about = [_about(name, tensor) for name, tensor in tensors.items()]
+    head = [json.dumps(about, separators=(",", ":")).encode() + b"\n"] if about else []
+    return b"".join([*head, *(_raw(tensor).numpy().tobytes() for tensor in tensors.values())])
 
 
 def _about(name: str, tensor: Tensor) -> list[object]:

@@ -45,6 +45,7 @@ class TrainerFacts:
         examples: number of training samples that the silo holds.
         validates: whether the silo holds out a validation split; see `Split`.
         tied_names: further names of tensors that travel.
+        private_names: names of the tensors that the silo trains and keeps, where models in files may bring others.
     """
 
     layout: Layout
@@ -55,6 +56,7 @@ class TrainerFacts:
     examples: int
     validates: bool
     tied_names: tuple[str, ...] = ()
+    private_names: tuple[str, ...] = ()
 
     @property
     def names(self) -> set[str]:

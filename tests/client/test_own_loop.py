@@ -13,7 +13,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError, Diverged, RunError
-from fedsync.core.orders import Cursor, Evaluation
+from fedsync.core.orders import Cursor, Evaluation, UpdateMeta
+from fedsync.core.report_checks import check_report
 from fedsync.core.speed.curve import Curve
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.train.batches import Sampler
@@ -284,6 +285,21 @@ def test_what_is_not_finite_has_diverged() -> None:
         guest.run(order(), guest.initial_model(), Cursor())
 
 
+def test_a_metric_that_cannot_be_sent_costs_no_update() -> None:
+    """A server refuses the whole report for one NaN, such as the AUC of a batch with one class."""
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for _ in work.loader(train):
+            work.log(loss=0.5, auc=float("nan"), huge=1e31, dice=0.25)
+            work.log(**{f"other_{number}": 1.0 for number in range(40)})
+
+    asked, guest = order(), trainer(loop)
+    report = guest.run(asked, guest.initial_model(), Cursor()).report
+    meta = UpdateMeta.of("silo-0", asked, report, EXAMPLES, nbytes=4)
+    check_report("silo-0", asked, meta, report)
+    assert report.loss == 0.5 and report.metrics["dice"] == 0.25 and not {"auc", "huge"} & report.metrics.keys()
+
+
 def test_setup_is_told_of_its_site_and_gives_whatever_functions_name() -> None:
     app, told = SiloApp(), []
 
@@ -347,6 +363,22 @@ def test_an_evaluation_is_sums_of_its_means() -> None:
     assert only_loss.evaluate(only_loss.initial_model()) == Evaluation(20.0, None, 40)
     without = trainer(plain_sgd)
     assert without.evaluate(without.initial_model()) == Evaluation(0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "sums"),
+    [
+        ({"loss": (0.5, 100), "dice": (0.75, 40)}, Evaluation(20.0, 30.0, 40)),
+        ({"loss": (float("nan"), 0), "dice": (0.75, 40)}, Evaluation(None, 30.0, 40)),
+        ({"loss": (0.5, 100), "dice": (float("nan"), 0)}, Evaluation(50.0, None, 100)),
+    ],
+    ids=["more for the loss", "none for the loss", "none for the score"],
+)
+def test_a_loss_keeps_its_mean_where_it_has_other_samples_than_the_score(
+    found: dict[str, tuple[float, int]], sums: Evaluation
+) -> None:
+    guest = evaluating(found)
+    assert guest.evaluate(guest.initial_model()) == sums
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,24 @@ def test_a_person_of_two_rows_counts_once_by_the_mean_of_its_gradients(random: F
     assert random.rates == [(2, 0.5)]
 
 
+def test_rows_of_a_person_are_added_up_in_pieces_that_fit(random: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model has two values, so that one row's gradient is all that fits; a person may have any number of rows."""
+    task, found = Line(persons=[5, 9, 5, 5]), []
+    subject, loss, sizes = trainer(task, PrivateSettings(CLIP, NOISE, 2, "person")), task.loss, list[int]()
+
+    def counted(model: nn.Module, batch: Batch) -> Tensor:
+        sizes.append(len(batch[0]))
+        return loss(model, batch)
+
+    monkeypatch.setattr(task, "loss", counted)
+    for values in (2**25, 2):
+        monkeypatch.setattr(private_trainer, "_MOST_VALUES", values)
+        random.units, random.drawn = [[0, 1]], 0
+        found.append(subject.run(order(batch_size=1), START, Cursor()))
+    assert sizes == [4, 1, 1, 1, 1]
+    np.testing.assert_allclose(found[0].update, found[1].update, rtol=1e-6)
+
+
 def test_persons_are_told_for_each_row() -> None:
     with pytest.raises(ConfigError, match=r"\(3,\) numbers for 4 rows; Return one a training row|\(3,\) numbers"):
         trainer(Line(persons=[1, 2, 3]), PrivateSettings(CLIP, NOISE, 2, "person"))

@@ -102,6 +102,12 @@ def test_sums_in_which_all_silos_may_collude_are_refused(tmp_path: Path) -> None
         session(tmp_path, strategy(members=1), None)
 
 
+def test_a_target_that_no_noise_reaches_is_refused_in_a_line(tmp_path: Path) -> None:
+    privacy = {"kind": "silo-noise", "clip": 1.0, "target_epsilon": 1e-3}
+    with pytest.raises(ConfigError, match=r"^privacy\.target_epsilon: no noise brings .* 0\.001\. Raise it"):
+        session(tmp_path, strategy("fedavg", "stop={rounds: 1000}", privacy=privacy), None)
+
+
 def test_each_order_is_one_release_of_the_whole_noise(tmp_path: Path) -> None:
     done = trained(tmp_path, SILO)
     assert done.report.loss is None and done.report.evaluation is None

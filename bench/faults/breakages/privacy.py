@@ -20,8 +20,8 @@ _CHANGES: Changes = {
         ("gradients-of-rows-are-not-clipped", "max_grad_norm=settings.clip,", "max_grad_norm=1e9,"),
         (
             "the-sum-of-rows-is-clipped-and-not-each-row",
-            "of_units.append(single if of is None else _means(single.to(parameter.dtype), of, len(units)))",
-            "of_units.append(single.sum(dim=0, keepdim=True))",
+            "clipped_sums(self._clipping, of_units)",
+            "clipped_sums(self._clipping, [each.sum(dim=0, keepdim=True) for each in of_units])",
         ),
         (
             "noise-comes-from-the-seed-that-the-server-knows",

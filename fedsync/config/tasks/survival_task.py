@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
@@ -70,10 +71,12 @@ class SurvivalConfig(Section):
     def times(self) -> tuple[float, ...]:
         if not isinstance(self.grid, GridConfig):
             return tuple(self.grid)
-        count = max(1, -int(-self.grid.until // self.grid.every))
+        # Multiples of the decimal number: 3 * 30.4 of floats is below 91.2, and persons at 91.2 would count later.
+        every, until = (Fraction(str(each)) for each in (self.grid.every, self.grid.until))
+        count = -(-until // every)
         if count > _MOST_VALUES:
             raise ValueError(f"grid has {count} times; write a larger every")
-        return tuple(self.grid.every * (at + 1) for at in range(count))
+        return tuple(float(every * (at + 1)) for at in range(count))
 
     @property
     def rounds(self) -> int:

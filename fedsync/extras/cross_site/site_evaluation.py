@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.names import near_miss
 from fedsync.config.cluster import ClusterConfig
@@ -27,11 +28,19 @@ from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.room.process_start import room_folder
 from fedsync.silo.session.silo_setup import local_trainer
 from fedsync.simulation.run import surveyed_again
+from fedsync.train.module_parts import packed
 from fedsync.train.silo_trainer import SiloTrainer
-from fedsync.train.weights import load_model
+from fedsync.train.weights import load_model, read_state
+
+logger = foreign.logger(__name__)
 
 _FOUND = {"best.pt": Subject.BEST, "last.pt": Subject.LAST}
 _OLDER = "model.pt"
+_MOST_NAMED = 3
+_UNTRAINED = (
+    "the private tensors (%s) are those of the model's file: the files of a run's folder have them untrained, so "
+    "scores differ from the run's"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +78,9 @@ def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
         raise ConfigError(str(folder), "no run: config.yaml is not there", "Name the folder of a run")
     config = StrategyConfig.load(folder / "config.yaml")
     cluster = ClusterConfig.load(folder / "silos.yaml") if (folder / "silos.yaml").is_file() else None
-    known = [f"silo-{index}" for index in range(config.shares)] if cluster is None else [s.name for s in cluster.silos]
-    known = config.silos or known
+    # A silo's data follow from its place in the silo file; `silos` of the strategy may have another order, or more.
+    known = config.silos or [f"silo-{index}" for index in range(config.shares)]
+    known = known if cluster is None else [silo.name for silo in cluster.silos]
     spec = RunSpec.of(config, cluster, len(known))
     for name in names:
         if name not in known:
@@ -121,16 +131,21 @@ def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
 
 
 def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> Matrix:
-    """Evaluate each model at each site, and each silo's own models at their site. Raises `ConfigError` if a file does
-    not fit the task, or the data are not on this machine.
+    """Evaluate each model at each site, and each silo's own models at their site.
+
+    Private tensors are those of a model's file, which a run writes untrained: a warning says so. Raises `ConfigError`
+    if a file does not fit the task, or the data are not on this machine.
     """
     spec = sites[0].spec
     matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))
     for site in sites:
         with site.trainer() as trainer:
             facts, own = trainer.facts, OwnModels(site.folder)
+            if facts.private_names and models and site is sites[0]:
+                logger.warning(_UNTRAINED, ", ".join(facts.private_names[:_MOST_NAMED]))
             for model, file in models:
-                loaded = load_model(file, facts.layout, facts.names), Cursor()
+                private = {name: each for name, each in read_state(file).items() if name in facts.private_names}
+                loaded = load_model(file, facts.layout, facts.names), Cursor(private=packed(private))
                 matrix.cells[model, site.name] = trainer.judge(*loaded, Split.TEST, model.subject, gains=True)
             for subject in own.subjects:
                 found = trainer.judge(*own.model(subject), Split.TEST, subject, gains=True)

@@ -37,7 +37,11 @@ FIRST_PART = 0.25
 _OF_THE_RUN = (
     *("seed", "stop", "task", "model", "evaluation", "train_config", "evaluate_config", "on_round", "initial_model"),
     *("fraction_evaluate", "min_silos", "most_examples", "silos", "plugin", "waiting", "cipher", "wire"),
+    *("privacy", "on_lost_silo", "export", "extensions"),
 )
+
+_PLAYED = {"privacy": None, "on_lost_silo": "warn", "export": None, "extensions": None}
+"""Changes of a candidate while it is played: fitted machines have no budgets, and a user's extensions may notify."""
 
 Trains = Callable[[StrategyConfig, ClusterConfig, Path], dict[str, Any]]
 """Plays a strategy with training and returns the summary."""
@@ -90,8 +94,8 @@ def candidates(
 ) -> tuple[list[Candidate], list[str]]:
     """Return all valid combinations of strategy, steps and server optimizer, and the reasons against the others.
 
-    Task, data, cipher, seed and stop rules come from ``base``. A fixed round interval becomes the median silo's time
-    for the steps.
+    Task, data, cipher, privacy, seed and stop rules come from ``base``. A fixed round interval becomes the median
+    silo's time for the steps.
     """
     found, left = list[Candidate](), list[str]()
     for name in names:
@@ -134,7 +138,7 @@ def by_throughput(twin: Twin, field: Sequence[Candidate], watch: Watch) -> list[
     for candidate in field:
         watch(str(candidate))
         try:
-            done.append(Ranked(candidate, twin.predict(candidate.config)))
+            done.append(Ranked(candidate, _predicted(twin, candidate)))
         except FedSyncError as error:
             done.append(Ranked(candidate, problem=str(error)))
     return sorted(done, key=lambda each: 0.0 if each.predicted is None else -each.predicted.samples_a_second)
@@ -157,7 +161,7 @@ def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Tra
             raise FedSyncError(played[0].problem)
         kept = max(len(left) // KEEP, FINALISTS)
         rung, budget_s = rung + 1, budget_s * KEEP
-        out = [*played[kept:], *out]
+        out = [*(one for one in played[:kept] if one.problem), *played[kept:], *out]
         left = [one.candidate for one in played[:kept] if not one.problem]
         if len(played) <= FINALISTS or kept == FINALISTS:
             break
@@ -172,7 +176,7 @@ def _order(one: Ranked) -> tuple[bool, bool, float]:
 
 def _played(twin: Twin, candidate: Candidate, target: float, budget_s: float, draw: int, train: Trains) -> Ranked:
     stop = StopConfig(seconds=budget_s, rounds=twin.rounds * MOST_ROUNDS, target_accuracy=target)
-    config = candidate.config.model_copy(update={"stop": stop, "seed": candidate.config.seed + draw, "export": None})
+    config = candidate.config.model_copy(update={**_PLAYED, "stop": stop, "seed": candidate.config.seed + draw})
     with TemporaryDirectory(prefix="fedsync-twin-") as folder:
         try:
             summary = train(config, twin.cluster(Path(folder), draw), Path(folder))
@@ -189,8 +193,11 @@ def _final(twin: Twin, candidate: Candidate, target: float, budget_s: float, tra
         if last.once_s is None:
             return last
         times.append(max(last.once_s, 1e-9))
-    predicted = twin.predict(candidate.config)
-    return replace(last, predicted=predicted, seconds=twin.interval(times))
+    return replace(last, predicted=_predicted(twin, candidate), seconds=twin.interval(times))
+
+
+def _predicted(twin: Twin, candidate: Candidate) -> Predicted:
+    return twin.predict(candidate.config.model_copy(update=_PLAYED))
 
 
 def strategy_file(best: Ranked, why: str) -> str:

@@ -266,10 +266,11 @@ class Measuring:
         return outputs.clone(), targets.clone(), rows, each
 
     def summed(self, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool) -> Summed:
-        broken = outputs.isnan().any()
-        found = {key: measure(outputs, targets, rows) for key, measure in self._measures.items()}
-        sums = {key: torch.where(broken, torch.nan, sums) for key, sums in found.items()}
-        return Summed(sums, self._each(outputs, targets, rows) if each else {})
+        sums = {key: measure(outputs, targets, rows) for key, measure in self._measures.items()}
+        if isinstance(outputs, Tensor):  # a user's own metric looks for NaN in other outputs itself
+            broken = outputs.isnan().any()
+            sums = {key: torch.where(broken, torch.nan, found) for key, found in sums.items()}
+        return Summed(sums, self._each(outputs, targets, rows) if each and isinstance(targets, Tensor) else {})
 
     def _each(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

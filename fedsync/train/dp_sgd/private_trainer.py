@@ -147,18 +147,34 @@ class PrivateTrainer(Trainer):
     def _clipped(self, units: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
         """Return the summed loss of units, and the sum of their clipped gradients for each parameter."""
         assert self._clipping is not None
-        rows, of = units, None
-        if self._rows_of is not None:
-            owned = [self._rows_of[unit] for unit in units]
-            rows, of = np.concatenate(owned), np.repeat(np.arange(len(units)), list(map(len, owned)))
-        for parameter in self._clipping.params:  # without the hooks of zero_grad, which take time
-            parameter.grad = parameter.grad_sample = None
-        loss = self._backward(self._samples.place(rows), 1.0)
-        of_units = []
-        for parameter in self._parameters:
-            single = gradients_of(parameter, len(rows))
-            of_units.append(single if of is None else _means(single.to(parameter.dtype), of, len(units)))
+        loss, of_units = self._single(units) if self._rows_of is None else self._means(self._rows_of, units)
         return (loss * len(units)).nan_to_num(0.0, 0.0, 0.0), clipped_sums(self._clipping, of_units)
+
+    def _single(self, rows: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
+        """Return the mean loss of rows, and the gradient of each, [rows, ...] a parameter."""
+        for parameter in self._parameters:  # without the hooks of zero_grad, which take time
+            parameter.grad = parameter.grad_sample = None  # type: ignore[attr-defined]  # Opacus adds it
+        loss = self._backward(self._samples.place(rows), 1.0)
+        return loss, [gradients_of(parameter, len(rows)) for parameter in self._parameters]
+
+    def _means(self, rows_of: list[NDArray[np.int64]], units: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
+        """Return the mean loss of all rows of units, and the mean gradient of each unit, [units, ...] a parameter.
+
+        Rows are added up in pieces that fit: a unit may have any number of rows.
+        """
+        owned = [rows_of[unit] for unit in units]
+        rows, of = np.concatenate(owned), np.repeat(np.arange(len(units)), list(map(len, owned)))
+        totals = [parameter.new_zeros((len(units), *parameter.shape)) for parameter in self._parameters]
+        losses = torch.zeros((), device=self._device)
+        for start in range(0, len(rows), self._piece):
+            part = slice(start, start + self._piece)
+            loss, single = self._single(rows[part])
+            losses += loss * (len(rows[part]) / len(rows))
+            index = torch.from_numpy(of[part]).to(self._device)
+            for total, each in zip(totals, single, strict=True):
+                total.index_add_(0, index, private_step.finite(each.to(total.dtype)))
+        counts = torch.from_numpy(np.array(list(map(len, owned)))).to(self._device)
+        return losses, [total / counts.view(-1, *[1] * (total.dim() - 1)) for total in totals]
 
 
 def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64]]:
@@ -166,12 +182,3 @@ def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64
         raise ConfigError("task, persons", f"{persons.shape} numbers for {examples} rows", "Return one a training row")
     order = np.argsort(persons, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(persons[order])) + 1)
-
-
-def _means(single: Tensor, of: NDArray[np.int64], units: int) -> Tensor:
-    """Return the mean of each unit's row gradients, [units, ...]."""
-    single = private_step.finite(single)
-    index = torch.from_numpy(of).to(single.device)
-    total = torch.zeros((units, *single.shape[1:]), dtype=single.dtype, device=single.device)
-    counts = torch.bincount(index, minlength=units).to(single).view(-1, *[1] * (single.dim() - 1))
-    return total.index_add_(0, index, single) / counts

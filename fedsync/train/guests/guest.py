@@ -29,7 +29,7 @@ from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest_code import own_code
-from fedsync.train.guests.guest_reply import tested, whole
+from fedsync.train.guests.guest_reply import sendable, tested, whole
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.machine.device import resolve
 from fedsync.train.module_parts import ModelParts, parts_of
@@ -73,6 +73,7 @@ class GuestTrainer(LocalTrainer):
         self._known = {"model": self._model, **self._used.parts}
         weights, parts = Weights(self._model, self._parts.shared), self._parts
         super().__init__(silo.name, weights, device, options, parts.frozen_digest, parts.kept_names)
+        self.private_names = parts.private_names
         self._initial = self._weights.read()
         self._settings: PrivateSettings | None = None
         self._private: PrivateLoop | None = None
@@ -138,7 +139,7 @@ class GuestTrainer(LocalTrainer):
         # An order that only evaluates changes neither the shared nor the private parts of the model.
         private = cursor.private if order.scores_only else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
-        return LoopResult(pace, loss, left, {**means, **missized})
+        return LoopResult(pace, loss, left, {**sendable(means), **missized})
 
     def _call(
         self,
@@ -247,9 +248,13 @@ def _evaluation(found: object) -> Evaluation:
         sums[str(name)] = value * samples if samples else 0.0, samples
         if not math.isfinite(sums[str(name)][0]):
             raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
-    loss, samples = sums.pop("loss", (None, 0))
+    loss, counted = sums.pop("loss", (None, 0))
     first = next(iter(sums), "")
-    score, samples = sums.pop(first, (None, samples))
+    score, samples = sums.pop(first, (None, counted))
+    if counted and not samples:
+        score, samples = None, counted
+    if loss is not None and counted != samples:  # both sums are divided by the same number of samples
+        loss = loss / counted * samples if counted else None
     others = {name: (total / count, count) for name, (total, count) in sums.items() if count}
     return Evaluation(loss, score, samples, tested(others))
 

@@ -84,13 +84,16 @@ def sums_of(content: RecordDict, known: Container[str]) -> dict[str, tuple[float
 
 
 def metrics_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Metrics to send beside the loss: finite, within limits, with names changed to the characters a-z, 0-9 and _."""
-    named = {
-        re.sub(r"[^a-z0-9_]", "_", name.lower()): float(value)
-        for name, value in figures.items()
-        if name not in (EXAMPLES, *LOSSES) and -MAX_METRIC <= value <= MAX_METRIC
-    }
-    return {name: named[name] for name in list(named)[:_MOST_METRICS] if METRIC_NAME.fullmatch(name)}
+    """Metrics to send beside the loss, as `sendable`, with names changed to the characters a-z, 0-9 and _."""
+    others = sendable({name: value for name, value in figures.items() if name not in (EXAMPLES, *LOSSES)})
+    named = {re.sub(r"[^a-z0-9_]", "_", name.lower()): float(value) for name, value in others.items()}
+    return {name: value for name, value in named.items() if METRIC_NAME.fullmatch(name)}
+
+
+def sendable(figures: Mapping[str, float]) -> dict[str, float]:
+    """Metrics that the server accepts: finite and within its limits. A refused metric would cost the whole update."""
+    finite = [name for name, value in figures.items() if -MAX_METRIC <= value <= MAX_METRIC]
+    return {name: figures[name] for name in finite[:_MOST_METRICS]}
 
 
 def whole(samples: object, place: str) -> int:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.config.tasks.survival_task import SurvivalConfig
 from fedsync.extras.survival.survival_estimates import (
     chi_squared_tail,
     cox_fit,
@@ -87,6 +88,14 @@ def test_the_sums_are_those_of_all_rows(least: int) -> None:
     for step in apart.steps:
         used = step.events[step.events[:, 0] > 0]
         assert len(used) == len(cells_of(apart.complete[:, 0], least, "events").ends)
+
+
+@pytest.mark.parametrize(("every", "until", "last"), [(30.4, 91.2, 3), (0.3, 0.9, 3), (0.7, 4.3, 7), (30.0, 10.0, 1)])
+def test_times_of_a_grid_are_multiples_as_people_write_them(every: float, until: float, last: int) -> None:
+    """A person at 91.2 counts at 91.2, which is three months of 30.4 days, and not a month later."""
+    times = SurvivalConfig.model_validate({"grid": {"every": every, "until": until}}).times
+    assert [f"{time:g}" for time in times] == [f"{every * number:g}" for number in range(1, last + 1)]
+    assert all(time == float(f"{time:.12g}") for time in times)
 
 
 def test_curves_and_test_by_hand() -> None:

@@ -1,6 +1,7 @@
 """``fedsync evaluate``: models of a run, or from elsewhere, on the test data of its silos."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.cross_site.site_evaluation import sites_of_run
 from fedsync.silo.owner.owner_policy import owner_environment
 from fedsync.silo.protocol import STATE_FOLDER, Identity
 from tests.commands.call import call
@@ -54,6 +56,33 @@ def test_all_silos_of_a_run(run: Path) -> None:
     assert sum(cell["value"] * cell["support"]["samples"] for cell in cells) / sum(
         cell["support"]["samples"] for cell in cells
     ) == pytest.approx(summary["loss"])
+
+
+@pytest.mark.parametrize("listed", [["silos=[b, a]"], ["silos=[z, a, b]", "min_silos=2"]], ids=["order", "absent"])
+def test_silos_are_evaluated_on_the_data_that_the_run_gave_them(tmp_path: Path, listed: list[str]) -> None:
+    """The places of the silo file count, also where the strategy lists its silos otherwise."""
+    cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in "ab"]})
+    config = StrategyConfig.load("fedavg", [*RUN, *listed])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (tmp_path / "silos.yaml").write_text(yaml.safe_dump({"silos": cluster.entries()}))
+    sites = sites_of_run(tmp_path, [])
+    assert [(site.name, site.identity.index, site.spec.silos) for site in sites] == [("a", 0, 2), ("b", 1, 2)]
+
+
+def test_private_tensors_are_those_of_the_file_and_of_a_run_untrained(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A head of zeros finds all five classes alike: its loss is log 5."""
+    config = StrategyConfig.load("fedavg", [*RUN, "model.private=['3.*']"])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (tmp_path / "silos.yaml").write_bytes((run / "silos.yaml").read_bytes())
+    state = torch.load(run / "model.pt", weights_only=True)
+    zeros = {name: torch.zeros_like(tensor) if name.startswith("3.") else tensor for name, tensor in state.items()}
+    torch.save(zeros, tmp_path / "zeros.pt")
+    call("evaluate", tmp_path, "--model", tmp_path / "zeros.pt")
+    cells = told(tmp_path / "evaluated.json")["metrics"]["loss"]["matrix"][0]
+    assert [cell["value"] for cell in cells] == pytest.approx([math.log(5)] * 2)
+    assert "private tensors (3.weight, 3.bias) are those of the model's file" in caplog.text
 
 
 @pytest.mark.slow

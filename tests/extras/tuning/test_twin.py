@@ -135,6 +135,15 @@ def test_crashes_are_found_as_they_were(tmp_path: Path) -> None:
     assert 20.0 < fit.config.crashes.mtbf_s < 180.0
 
 
+def test_a_silo_that_is_away_at_the_end_was_there_only_while_it_was(tmp_path: Path) -> None:
+    """It is there from 0 to 40 s and from 50 to 90 s, and has not come back at the end."""
+    faults = [{"at_s": 40.0, "down_s": 10.0}, {"at_s": 90.0, "down_s": 500.0}]
+    fit = fitted(tmp_path, {"speed": 100.0}, {"speed": 200.0, "faults": faults}, stop="seconds: 150")[1]
+    assert fit.config.crashes is not None and fit.crashes == 2
+    assert fit.config.crashes.mtbf_s == pytest.approx(40.0, abs=0.5)
+    assert fit.config.crashes.repair_s == pytest.approx(10.0, abs=0.5)
+
+
 def test_windows_tell_load_from_jitter_within_an_order(tmp_path: Path) -> None:
     """Each order's second half is at half speed: windows show it, the orders' means are all alike."""
     out = played(tmp_path, {"speed": 100.0}, strategy="fedavg")

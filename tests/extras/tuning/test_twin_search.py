@@ -55,6 +55,17 @@ def test_a_candidate_has_the_strategys_policies_and_the_runs_task(twin: Twin) ->
     assert one.config.name == "a-bsp-tuned"
 
 
+def test_a_candidate_keeps_the_runs_privacy_and_what_watches_over_it(twin: Twin) -> None:
+    """The file of the best is for the same federation: without its noise, the run would be open."""
+    privacy, export = "privacy={kind: dp-sgd, clip: 1.0, noise_multiplier: 1.1}", "export={csv: true}"
+    base = StrategyConfig.load("lb-bsp", [privacy, export, "min_silos=2", "on_lost_silo=fail"])
+    (one,), left = candidates(twin, base, ["fedavg"], [5], [""])
+    assert left == [] and one.config.privacy is not None and one.config.privacy == base.privacy
+    assert (one.config.export, one.config.on_lost_silo, one.config.min_silos) == (base.export, "fail", 2)
+    (ranked,) = by_throughput(twin, [one], silent)
+    assert ranked.problem == "" and "noise_multiplier: 1.1" in strategy_file(ranked, "played")
+
+
 def test_rounds_of_a_set_time_fit_the_steps(twin: Twin) -> None:
     """Ten steps of 32 samples take 1.067 and 3.2 s, in the middle 2.13; and 0.5 s of overhead."""
     (one,), _ = candidates(twin, twin.config, ["fsp"], [10], [""])
@@ -120,6 +131,12 @@ def test_the_best_of_a_toy_is_found_and_others_get_little_time(twin: Twin) -> No
     assert budgets == [pytest.approx(0.25 * twin.horizon_s * 3**rung) for rung in range(3)]
     played = [sum(budget_s == each for _, budget_s in toy.played) for each in budgets]
     assert played == [12, 4, FINAL_DRAWS + FINALISTS - 1]
+
+
+def test_a_candidate_that_cannot_be_played_is_told_also_among_few(twin: Twin) -> None:
+    field, _ = candidates(twin, twin.config, ["fedavg"], [13, 12], [""])
+    ranked = by_time_to(0.9, twin, field, Toy(), silent)
+    assert [(one.candidate.steps, bool(one.problem)) for one in ranked] == [(12, False), (13, True)]
 
 
 @pytest.mark.slow

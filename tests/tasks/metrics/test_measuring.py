@@ -1,6 +1,7 @@
 """What torch sums is what NumPy sums of the same samples, however they are batched."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import Evaluation, Split
 from fedsync.core.report_checks import check_evaluation, usable
 from fedsync.evaluation.metrics.classes import ClassCounts
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Sums, number, statistics_of
@@ -21,7 +22,7 @@ from fedsync.tasks.task_protocol import Batch
 from fedsync.train.options import LocalOptions
 from tests.evaluation.metrics.make import block_sums, class_sums, error_sums, score_sums
 from tests.evaluation.metrics.test_against_sklearn import pair_sums
-from tests.train.make import Cramped, TwoClasses, trainer
+from tests.train.make import Cramped, TwoClasses, slot, trainer
 
 CPU = torch.device("cpu")
 
@@ -275,6 +276,26 @@ def test_a_measure_of_one_s_own_may_have_targets_that_are_no_tensor() -> None:
     for rows in torch.arange(6).split(4):
         found.add(measuring.of(torch.ones(len(rows)), {"at": torch.zeros(len(rows))}, rows))  # type: ignore[arg-type]
     assert number(metric, np.array(found.sums(6)["far/16"])) == 6
+
+
+def test_a_task_may_predict_what_is_no_tensor_where_it_measures_it_itself() -> None:
+    """Also on the test split, where results of single samples are kept of metrics that have them."""
+
+    class Parts(TwoClasses):
+        def predict(self, model: nn.Module, batch: Batch) -> Any:
+            inputs, labels = batch
+            return {"logits": model(inputs)}, {"label": labels}
+
+        def assess(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+            return super().assess(outputs["logits"], targets["label"])
+
+        def metrics(self) -> tuple[AnyMetric, ...]:
+            return (own("ones", 1, lambda _, targets: targets["label"][:, None], lambda sums: sums[1] / sums[0]),)
+
+    subject = trainer(Parts(), options=LocalOptions(device="cpu", measured=Wanted(("ones",))))
+    labels = TwoClasses().data(slot()).test.tensors[1]  # type: ignore[attr-defined]
+    sums = np.array(subject.evaluate(subject.initial_model(), split=Split.TEST).sums["ones/16"])
+    assert number(Parts().metrics()[0], sums) == pytest.approx(float(labels.double().mean()))
 
 
 class Measured(TwoClasses):
