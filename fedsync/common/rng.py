@@ -52,11 +52,11 @@ def part_of(silos: int, share: float, least: int) -> int:
     return min(max(math.floor(share * silos + 1e-9), least), silos)
 
 
-def draw(names: Iterable[str], size: int, seed: int, stream: Stream, silo: str = "", round: int = 0) -> tuple[str, ...]:
+def draw(names: Iterable[str], size: int, seed: int, stream: Stream, round: int = 0) -> tuple[str, ...]:
     """Draw ``size`` of ``names`` (all if there are fewer), uniformly without replacement.
 
     Each name gets a number that depends only on the coordinates and the name; the lowest numbers win. So the order of
     names is irrelevant, and one joining or leaving name changes at most that name's place in the draw.
     """
-    key = derive_seed(seed, stream, silo, round).to_bytes(8)
+    key = derive_seed(seed, stream, round=round).to_bytes(8)
     return tuple(heapq.nsmallest(size, names, lambda name: blake2b(name.encode(), digest_size=8, key=key).digest()))

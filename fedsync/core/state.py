@@ -72,7 +72,7 @@ class Policies:
         if self.evaluate == 1:
             return silos
         count = part_of(len(silos), self.evaluate, least=2) if self.evaluate else 0
-        return draw(silos, count, self.seed, Stream.EVALUATION, round=version)
+        return draw(silos, count, self.seed, Stream.EVALUATION, version)
 
     def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:
         """Return the commit that makes ``version``; raises `PolicyError` if the weigher broke its contract."""

@@ -14,9 +14,6 @@ CHANGES = [
 ]
 """Of ``client_app.py``, a line each; the rest of the app stays."""
 
-READS_SIZE = ('batch_size = context.run_config["batch-size"]', 'batch_size = msg.content["config"]["batch-size"]')
-"""For an app without `steps`."""
-
 
 def stock_app(folder: Path, changes: list[tuple[str, str]]) -> Path:
     """A copy of the app in ``folder``, with these lines changed."""

@@ -20,7 +20,7 @@ from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.simulation.run import run_virtual
-from tests.client.stock_app import CHANGES, READS_SIZE, stock_app
+from tests.client.stock_app import CHANGES, stock_app
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 STRATEGY = """
@@ -65,18 +65,6 @@ def test_batches_follow_the_speeds_and_nothing_changes_under_encryption(cipher: 
     assert rows[-1]["accuracy"] > 0.85
     state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     assert state["norm.num_batches_tracked"].dtype == torch.int64
-
-
-@pytest.mark.slow
-def test_an_app_that_reads_two_values_is_balanced_as_a_whole(tmp_path: Path) -> None:
-    """No steps: it cuts its loader by itself."""
-    whole = ("train_fn(model, trainloader,", "train_fn(model, first(trainloader, msg.content['config']['max-steps']),")
-    helper = ("\napp = ClientApp()", "\nfrom digitsapp.task import first\n\napp = ClientApp()")
-    folder = stock_app(tmp_path, [READS_SIZE, whole, helper])
-    with (folder / "digitsapp" / "task.py").open("a") as file:
-        file.write("\n\ndef first(loader, count):\n    return [batch for batch, _ in zip(loader, range(count))]\n")
-    run_virtual(strategy_of(folder), cluster(), tmp_path / "out")
-    assert rows_of(tmp_path / "out")[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
 
 
 def test_with_equal_batches_it_is_fedavg_by_hand(tmp_path: Path) -> None:

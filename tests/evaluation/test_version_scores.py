@@ -152,20 +152,6 @@ def test_a_silo_that_is_gone_counts_for_what_it_evaluated_only() -> None:
     assert settle(scores) == [Score(1, 0.9, 2.0)]
 
 
-def test_what_a_silo_said_leaves_no_trace_once_it_is_gone() -> None:
-    """Added to -1e32 and taken out again, the 90 of a would be 0 in a sum that rounds."""
-    scores = Scores()
-    scores.begin(0, 3)
-    scores.end(0, "a", Evaluation(10.0, 90.0, 100))
-    scores.end(0, "liar", Evaluation(1e32, -1e32, 100))
-    scores.end(0, "b", None)
-    settle(scores)
-    scores.forget("liar")
-    scores.begin(1)
-    scores.end(1, "b", Evaluation(20.0, 70.0, 100))
-    assert settle(scores) == [Score(1, 160 / 200, 30 / 200)]
-
-
 numbers = st.floats(-1e39, 1e39)
 happenings = st.one_of(
     st.tuples(st.sampled_from("abcd"), st.builds(Evaluation, numbers, numbers, st.integers(1, 10**9))),

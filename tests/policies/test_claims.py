@@ -10,10 +10,8 @@ from fedsync.extras.predictors.arima import Arima
 from fedsync.policies.barrier.climbing import ClimbingInterval
 from fedsync.policies.barrier.intervals import FittedInterval
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late
-from fedsync.policies.barrier.kinds.sampled import Sampling
 from fedsync.policies.schema import kinds
 from tests.laws.kinds import configuration, examples
-from tests.policies.barrier.make import silo, view
 
 CLAIMS = {
     "barrier": [
@@ -77,14 +75,6 @@ def test_fsp_says_more_with_other_settings() -> None:
     dropping = Fsp(climbing.interval, late=Late.DROP)
     assert (dropping.needs_discount, dropping.mixes_rounds) == (False, False)
     assert not dropping.rolls_back and Fsp(FittedInterval(3.0)).rolls_back
-
-
-def test_a_basic_sample_is_each_silos_own() -> None:
-    names = [f"{number}" for number in range(20)]
-    seen = view(dict.fromkeys(names, silo()))
-    drawn = {Sampling.BASIC.choose(names, 4, seen, silo=name) for name in names}
-    assert len(drawn) > 10
-    assert all(Sampling.BASIC.choose(names, 4, seen, silo="1", round=r) in drawn for r in range(3))
 
 
 def test_a_mean_loss_counts_samples_and_is_none_where_nobody_tells() -> None:

@@ -19,7 +19,6 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
@@ -277,25 +276,6 @@ def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypa
     with silos_in_this_process():
         strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     replay(tmp_path / JOURNAL)
-
-
-def test_updates_that_wait_for_a_commit_survive(tmp_path: Path) -> None:
-    """FedBuff with two of three: when two are committed, the third may be there already."""
-    store = PlainAggregator(np.zeros(2, dtype=np.float32))
-    store.begin("a/1")
-    store.begin("b/1")
-    store.put("a", "a/1", np.array([1, 2], dtype=np.float32))
-    store.put("b", "b/1", np.array([5, 5], dtype=np.float32))
-    store.commit(Commit(1, {"a/1": 0.5}))
-    store.savepoint()
-    other = PlainAggregator(np.ones(2, dtype=np.float32))
-    other.restore(store.state())
-    other.commit(Commit(2, {"b/1": 1.0}))
-    # By hand: half of (1, 2), then all of (5, 5).
-    np.testing.assert_array_equal(other.model, [5.5, 6.0])
-    other.rollback()
-    np.testing.assert_array_equal(other.model, [0.5, 1.0])
-    np.testing.assert_array_equal(store.model, [0.5, 1.0])
 
 
 def test_a_late_answer_to_an_order_of_before_is_not_counted(tmp_path: Path) -> None:

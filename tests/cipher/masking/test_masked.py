@@ -184,21 +184,6 @@ def test_masks_are_bound_to_all_that_is_the_same_for_all_silos(tmp_path: Path) -
     assert len({_annex(federation, "a").context, *others}) == 8
 
 
-def test_silos_that_are_sent_different_rosters_have_different_masks(tmp_path: Path) -> None:
-    federation = Federation(plan("masked"), tmp_path, FIVE)
-    contexts = set()
-    federation.begin("a", 0)
-    federation.answer("a", change(1))
-    contexts.add(_annex(federation, "a").context)
-    federation.aggregator.leave("e")
-    federation.aggregator._announcements.renew()
-    federation.aggregator._made.clear()
-    federation.begin("b", 0)
-    federation.answer("b", change(1))
-    contexts.add(_annex(federation, "b").context)
-    assert len(contexts) == 2
-
-
 def test_silos_of_another_run_have_other_masks_and_keys(tmp_path: Path) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
     silo = federation.silos["a"]

@@ -189,18 +189,6 @@ def test_a_silo_without_samples_has_no_numbers(name: str) -> None:
     assert not metric.statistic.problem(np.zeros(metric.statistic.size))
 
 
-@given(seed=st.integers(0, 10**6), silos=st.integers(1, 5))
-@settings(max_examples=20, deadline=None)
-def test_the_pooled_number_is_that_of_all_samples(seed: int, silos: int) -> None:
-    rng = np.random.default_rng(seed)
-    scores, labels = drawn(seed, 100)
-    owner = rng.integers(0, silos, 100)
-    for name, of in (("auroc", scores[:, 1]), ("brier", scores[:, 1])):
-        metric = shipped(name, 2)
-        parts = [score_sums(ScoreCounts(), of[owner == one], labels[owner == one]) for one in range(silos)]
-        assert number(metric, np.sum(parts, axis=0)) == number(metric, score_sums(ScoreCounts(), of, labels))
-
-
 def test_bins_are_fine_where_confident_models_are() -> None:
     ends = np.concatenate([[0.0], edges(FINE), [1.0]])
     assert len(ends) == 257

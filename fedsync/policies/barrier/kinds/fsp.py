@@ -329,7 +329,7 @@ class Fsp(BarrierPolicy[FspState]):
     def _awaited(self, idle: tuple[str, ...], number: int, view: ClusterView) -> frozenset[str]:
         if self.wait_for is None:
             return frozenset(idle)
-        return frozenset(self.wait_for.sampling.choose(idle, self.wait_for.sample_size, view, round=number))
+        return frozenset(self.wait_for.sampling.choose(idle, self.wait_for.sample_size, view, number))
 
     def _steps(self, names: tuple[str, ...], view: ClusterView) -> dict[str, int]:
         return {

@@ -62,24 +62,22 @@ class Sampling(Choice):
     DYNAMIC = "dynamic"
     GROUPED = "grouped"
 
-    def choose(
-        self, names: Iterable[str], size: int, view: ClusterView, silo: str = "", round: int = 0
-    ) -> tuple[str, ...]:
+    def choose(self, names: Iterable[str], size: int, view: ClusterView, round: int = 0) -> tuple[str, ...]:
         """Draw ``size`` (beta) of ``names``, all in ``view``, without replacement; all if there are fewer.
 
-        The result depends on (run seed, silo, round), on ``names`` and, if grouped, on the forecasts.
+        The result depends on (run seed, round), on ``names`` and, if grouped, on the forecasts.
         """
         match self:
             case Sampling.BASIC:
-                return draw(names, size, view.seed, Stream.SAMPLE, silo)
+                return draw(names, size, view.seed, Stream.SAMPLE)
             case Sampling.DYNAMIC:
-                return draw(names, size, view.seed, Stream.SAMPLE, silo, round)
+                return draw(names, size, view.seed, Stream.SAMPLE, round)
             case Sampling.GROUPED:
                 fast, slow = two_groups({name: _step_s(name, view) for name in names})
                 from_fast = max(min(size // 2, len(fast)), size - len(slow))
                 return (
-                    *draw(fast, from_fast, view.seed, Stream.SAMPLE, silo, round),
-                    *draw(slow, size - from_fast, view.seed, Stream.SAMPLE, silo, round),
+                    *draw(fast, from_fast, view.seed, Stream.SAMPLE, round),
+                    *draw(slow, size - from_fast, view.seed, Stream.SAMPLE, round),
                 )
 
     def pools(self, view: ClusterView) -> Pools:

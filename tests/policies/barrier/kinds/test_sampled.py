@@ -34,7 +34,7 @@ def test_a_draw_is_uniform() -> None:
 
     Chi square with 44 degrees of freedom exceeds 84 with a probability of 0.03 %.
     """
-    drawn = [frozenset(draw(NAMES, 2, 7, Stream.SAMPLE, "a", round)) for round in range(9000)]
+    drawn = [frozenset(draw(NAMES, 2, 7, Stream.SAMPLE, round)) for round in range(9000)]
     counts = Counter(drawn)
     expected = [frozenset(pair) for pair in itertools.combinations(NAMES, 2)]
     assert sum((counts[pair] - 200) ** 2 / 200 for pair in expected) < 84
@@ -42,13 +42,12 @@ def test_a_draw_is_uniform() -> None:
 
 def test_a_draw_depends_on_all_coordinates_and_nothing_else() -> None:
     draws = {
-        draw(NAMES, 5, seed, stream, name, round)
+        draw(NAMES, 5, seed, stream, round)
         for seed in (1, 2)
         for stream in (Stream.SAMPLE, Stream.ORDER)
-        for name in "ab"
         for round in (0, 1)
     }
-    assert len(draws) == 16
+    assert len(draws) == 8
     assert draw(NAMES, 5, 1, Stream.SAMPLE) == draw(reversed(NAMES), 5, 1, Stream.SAMPLE)
 
 
@@ -111,7 +110,7 @@ def test_grouped_takes_half_from_each(size: int, fast: int, slow: int) -> None:
     """Three fast, two slow: the odd one comes from the slow, what the slow lack from the fast."""
     seen = speeds(a=100.0, b=110.0, c=120.0, d=10.0, e=11.0)
     for round in range(10):
-        drawn = Sampling.GROUPED.choose(seen.silos, size, seen, "x", round)
+        drawn = Sampling.GROUPED.choose(seen.silos, size, seen, round)
         assert len(set(drawn)) == len(drawn)
         assert (len(set(drawn) & set("abc")), len(set(drawn) & set("de"))) == (fast, slow)
 
@@ -126,18 +125,16 @@ def test_groups_follow_the_time_of_a_step_not_the_speed() -> None:
 def test_basic_stays_and_the_others_change() -> None:
     seen = view({name: silo(speed=100.0 + index) for index, name in enumerate(NAMES)})
     for sampling, different in [(Sampling.BASIC, 1), (Sampling.DYNAMIC, 20), (Sampling.GROUPED, 20)]:
-        drawn = [sampling.choose(NAMES, 4, seen, "x", round) for round in range(20)]
+        drawn = [sampling.choose(NAMES, 4, seen, round) for round in range(20)]
         assert len(set(drawn)) == 1 if different == 1 else len(set(drawn)) > 10
-        assert [sampling.choose(reversed(NAMES), 4, seen, "x", round) for round in range(20)] == drawn
-        assert [
-            sampling.choose(NAMES, 4, replace(seen, seed=seen.seed + 1), "x", round) for round in range(20)
-        ] != drawn
+        assert [sampling.choose(reversed(NAMES), 4, seen, round) for round in range(20)] == drawn
+        assert [sampling.choose(NAMES, 4, replace(seen, seed=seen.seed + 1), round) for round in range(20)] != drawn
 
 
 def test_both_halves_of_a_grouped_sample_change() -> None:
     fast = set(NAMES[: len(NAMES) // 2])
     seen = view({name: silo(speed=900.0 if name in fast else 100.0) for name in NAMES})
-    drawn = [set(Sampling.GROUPED.choose(NAMES, 4, seen, "x", round)) for round in range(20)]
+    drawn = [set(Sampling.GROUPED.choose(NAMES, 4, seen, round)) for round in range(20)]
     for group in (fast, set(NAMES) - fast):
         halves = {frozenset(names & group) for names in drawn}
         assert {len(half) for half in halves} == {2}
@@ -188,6 +185,8 @@ def test_what_is_kept_does_not_depend_on_the_version_and_basic_not_on_the_order_
         views = [replace(ALL, version=version) for version in range(5)]
         drawn = {sample(sampling, 4, seen, "silo-0", ticks, keeps=True) for seen in views for ticks in (0, 1)}
         assert len(drawn) == different
+    own = {frozenset(sample(Sampling.BASIC, 8, ALL, name, keeps=True)) for name in NAMES}
+    assert len(own) > 5, "of eight of nine others, each silo leaves out one of its own"
 
 
 def test_grouped_draws_half_from_each_group_of_the_others() -> None:
