@@ -69,8 +69,10 @@ def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
         raise ConfigError(str(folder), "no run: config.yaml is not there", "Name the folder of a run")
     config = StrategyConfig.load(folder / "config.yaml")
     cluster = ClusterConfig.load(folder / "silos.yaml") if (folder / "silos.yaml").is_file() else None
-    known = [f"silo-{index}" for index in range(config.shares)] if cluster is None else [s.name for s in cluster.silos]
-    known = config.silos or known
+    if cluster is None:
+        known = config.silos or [f"silo-{index}" for index in range(config.shares)]
+    else:  # in the order of this file, by which the run has split the data; ``silos`` may have another order
+        known = [silo.name for silo in cluster.silos]
     spec = RunSpec.of(config, cluster, len(known))
     for name in names:
         if name not in known:

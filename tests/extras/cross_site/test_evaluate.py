@@ -16,6 +16,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.cross_site.site_evaluation import sites_of_run
 from fedsync.silo.owner.owner_policy import owner_environment
 from fedsync.silo.protocol import STATE_FOLDER, Identity
 from tests.commands.call import call
@@ -54,6 +55,17 @@ def test_all_silos_of_a_run(run: Path) -> None:
     assert sum(cell["value"] * cell["support"]["samples"] for cell in cells) / sum(
         cell["support"]["samples"] for cell in cells
     ) == pytest.approx(summary["loss"])
+
+
+@pytest.mark.parametrize("listed", ["[b, a]", "[late, b, a]"])
+def test_silos_have_the_shares_that_the_run_gave_them(run: Path, tmp_path: Path, listed: str) -> None:
+    """The silo file numbers the shares, in whatever order the strategy lists silos, and whether or not all came."""
+    config = StrategyConfig.load("fedavg", [*RUN, f"silos={listed}", "min_silos=2"])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (tmp_path / "silos.yaml").write_text((run / "silos.yaml").read_text())
+    sites = sites_of_run(tmp_path, [])
+    assert [(site.name, site.identity.index, site.spec.silos) for site in sites] == [("a", 0, 2), ("b", 1, 2)]
+    assert [(site.name, site.identity.index) for site in sites_of_run(tmp_path, ["b"])] == [("b", 1)]
 
 
 @pytest.mark.slow
