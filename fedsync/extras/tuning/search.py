@@ -37,6 +37,7 @@ FIRST_PART = 0.25
 _OF_THE_RUN = (
     *("seed", "stop", "task", "model", "evaluation", "train_config", "evaluate_config", "on_round", "initial_model"),
     *("fraction_evaluate", "min_silos", "most_examples", "silos", "plugin", "waiting", "cipher", "wire"),
+    *("on_lost_silo", "privacy", "extensions"),
 )
 
 Trains = Callable[[StrategyConfig, ClusterConfig, Path], dict[str, Any]]
@@ -90,8 +91,8 @@ def candidates(
 ) -> tuple[list[Candidate], list[str]]:
     """Return all valid combinations of strategy, steps and server optimizer, and the reasons against the others.
 
-    Task, data, cipher, seed and stop rules come from ``base``. A fixed round interval becomes the median silo's time
-    for the steps.
+    Task, data, cipher, privacy, seed and stop rules come from ``base``. A fixed round interval becomes the median
+    silo's time for the steps.
     """
     found, left = list[Candidate](), list[str]()
     for name in names:
@@ -171,7 +172,10 @@ def _order(one: Ranked) -> tuple[bool, bool, float]:
 
 
 def _played(twin: Twin, candidate: Candidate, target: float, budget_s: float, draw: int, train: Trains) -> Ranked:
-    stop = StopConfig(seconds=budget_s, rounds=twin.rounds * MOST_ROUNDS, target_accuracy=target)
+    rounds, privacy = twin.rounds * MOST_ROUNDS, candidate.config.privacy
+    if privacy is not None and privacy.target_epsilon is not None:
+        rounds = candidate.config.stop.rounds or rounds  # the noise depends on the number of rounds
+    stop = StopConfig(seconds=budget_s, rounds=rounds, target_accuracy=target)
     config = candidate.config.model_copy(update={"stop": stop, "seed": candidate.config.seed + draw, "export": None})
     with TemporaryDirectory(prefix="fedsync-twin-") as folder:
         try:

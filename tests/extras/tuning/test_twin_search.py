@@ -55,6 +55,23 @@ def test_a_candidate_has_the_strategys_policies_and_the_runs_task(twin: Twin) ->
     assert one.config.name == "a-bsp-tuned"
 
 
+def test_a_candidate_of_a_private_run_is_private(twin: Twin) -> None:
+    """Noise for a target is that of the run's own number of rounds, also while candidates are played."""
+    private = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 3.0, delta: 1e-5}"
+    base = StrategyConfig.load("fedavg", ["stop={rounds: 12}", private, "on_lost_silo=fail"])
+    found, left = candidates(twin, base, ["fedavg", "lb-bsp", "fsp"], [5], [""])
+    assert [(one.config.privacy, one.config.on_lost_silo) for one in found] == [(base.privacy, "fail")] * len(found)
+    assert found and [each.partition(":")[0] for each in left] == ["fsp"]  # its steps vary, which no target allows
+    played: list[StrategyConfig] = []
+
+    def train(config: StrategyConfig, cluster: ClusterConfig, out: Path) -> dict[str, Any]:
+        played.append(config)
+        return {"accuracy": 0.5, "seconds_to_target": None}
+
+    by_time_to(0.9, twin, found, train, silent)
+    assert {(each.privacy, each.stop.rounds) for each in played} == {(base.privacy, 12)}
+
+
 def test_rounds_of_a_set_time_fit_the_steps(twin: Twin) -> None:
     """Ten steps of 32 samples take 1.067 and 3.2 s, in the middle 2.13; and 0.5 s of overhead."""
     (one,), _ = candidates(twin, twin.config, ["fsp"], [10], [""])
