@@ -310,6 +310,6 @@ def _presence(silo: SiloRecord) -> dict[str, Any]:
         return {}
     if not silo.downs and silo.lost_s is not None:
         return {"leaves_at_s": silo.lost_s}
-    last_s = silo.stretches[-1].at_s - (silo.here_s or 0.0)
+    last_s = 0.0 if silo.here_s is None else silo.stretches[-1].at_s - silo.here_s
     up_s = sum(silo.ups) + max(last_s, 0.0)
     return {"crashes": {"mtbf_s": up_s / len(silo.ups), "repair_s": fmean(silo.downs)}}

@@ -135,6 +135,15 @@ def test_crashes_are_found_as_they_were(tmp_path: Path) -> None:
     assert 20.0 < fit.config.crashes.mtbf_s < 180.0
 
 
+def test_a_silo_that_is_away_at_the_end_was_up_until_it_left(tmp_path: Path) -> None:
+    """Up from 0 to 20, from 22 to 40 and from 42 to 60 s, which are 56 s with three crashes."""
+    faults = [{"at_s": at_s, "down_s": down_s} for at_s, down_s in ((20.0, 2.0), (40.0, 2.0), (60.0, 1000.0))]
+    fit = fitted(tmp_path, {"speed": 100.0}, {"speed": 200.0, "faults": faults}, stop="seconds: 100")[1]
+    assert isinstance(fit.config.crashes, CrashesConfig) and fit.crashes == 3
+    assert fit.config.crashes.repair_s == pytest.approx(2.0)
+    assert fit.config.crashes.mtbf_s == pytest.approx(56 / 3)
+
+
 def test_windows_tell_load_from_jitter_within_an_order(tmp_path: Path) -> None:
     """Each order's second half is at half speed: windows show it, the orders' means are all alike."""
     out = played(tmp_path, {"speed": 100.0}, strategy="fedavg")
