@@ -135,6 +135,14 @@ def test_crashes_are_found_as_they_were(tmp_path: Path) -> None:
     assert 20.0 < fit.config.crashes.mtbf_s < 180.0
 
 
+def test_a_silo_has_its_files_and_settings_also_in_the_file_of_its_twin(tmp_path: Path) -> None:
+    own = {"data": {"train": str(tmp_path / "a.csv")}, "node_config": {"ward": 3}}
+    twin = Twin.of(read_record(played(tmp_path / "run", {"speed": 100.0, **own}, {"speed": 200.0})))
+    twin.write(tmp_path / "twin.yaml")
+    for silos in (twin.cluster(tmp_path).silos, ClusterConfig.load(tmp_path / "twin.yaml").silos):
+        assert [(each.data, each.node_config) for each in silos] == [(own["data"], own["node_config"]), ({}, {})]
+
+
 def test_a_silo_that_is_away_at_the_end_was_up_until_it_left(tmp_path: Path) -> None:
     """Up from 0 to 20, from 22 to 40 and from 42 to 60 s, which are 56 s with three crashes."""
     faults = [{"at_s": at_s, "down_s": down_s} for at_s, down_s in ((20.0, 2.0), (40.0, 2.0), (60.0, 1000.0))]
