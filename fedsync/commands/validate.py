@@ -34,6 +34,8 @@ def validate(
         raise ConfigError(file, problem, f"Check it with `fedsync doctor {option} {file}`, on its machine")
     shipped = shipped_folder() / "silos" / f"{file}.yaml"
     if _lists_machines(path) if path.is_file() else shipped.is_file():
+        if silos is not None:
+            raise ConfigError("--silos", f"{file} is a silo file itself", "Name the strategy before --silos")
         cluster = ClusterConfig.load(file)
         Terminal().print(f"{file}: a silo file with {len(cluster.silos)} silos, no errors")
         return

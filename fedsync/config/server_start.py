@@ -113,8 +113,9 @@ class ServerStartConfig(Section):
             raise ValueError(f"{', '.join(sorted(twice))}: a relay needs a name that no silo has")
         if self.upstream is not None and (self.insecure or self.relays):
             raise ValueError("upstream makes this server a relay: it needs certificates, and has no relays of its own")
-        if self.insecure and (self.certificates or self.silos):
-            raise ValueError("insecure: true leaves out TLS and the silos' keys; remove it, or certificates and silos")
+        if self.insecure and (self.certificates or self.silos or self.relays):
+            told = "insecure: true leaves out TLS and all node keys; remove it, or certificates, silos and relays"
+            raise ValueError(told)
         return self
 
     @classmethod

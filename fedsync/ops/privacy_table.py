@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
         spent = ledger.epsilon()
         table.add_section()
         table.add_row("all runs together", str(ledger.spent.total()), "", shown(spent))
-        table.add_row("left", "", "", f"{max(budget.epsilon - float(shown(spent)), 0.0):.3f}")
+        left = 0.0 if spent == inf else max(budget.epsilon - float(shown(spent)), 0.0)
+        table.add_row("left", "", "", f"{left:.3f}")
         tables.append(table)
     known = {ledger_file(policy.ledgers, name) for name in policy.privacy}
     left = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -260,6 +260,22 @@ def _read(folder: Path) -> _Record:
         raise ConfigError(str(folder / RUN_FILE), f"cannot be read: {error!r}", remedy) from error
 
 
+def _write(folder: Path, record: _Record) -> None:
+    told = {"number": record.number, "state": str(record.state), "settings": record.settings}
+    write_atomically(folder / RUN_FILE, json.dumps(told, indent=2).encode() + b"\n")
+
+
+def change_settings(folder: Path, settings: Mapping[str, str | float]) -> None:
+    """Change settings of a submitted run, for its next resumption. Raises `ConfigError` if the folder has no run, or is
+    not writable, and `BusyError` if another process changes the run.
+    """
+    with _changing(folder):
+        record = _read(folder)
+        changed = replace(record, settings={**record.settings, **settings})
+        if changed != record:
+            _write(folder, changed)
+
+
 @contextmanager
 def _changing(folder: Path, wait_s: float = PATIENCE_S) -> Iterator[None]:
     with _writing(folder), taken(folder / CHANGE_LOCK, wait_s) as alone:
@@ -288,8 +304,7 @@ def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str |
     _list(Path(config.state), folder)
     try:
         number = submit(write_bundle(app, settings), CONNECTION, environment)
-        record = {"number": number, "state": str(Path(config.state).resolve()), "settings": settings}
-        write_atomically(folder / RUN_FILE, json.dumps(record, indent=2).encode() + b"\n")
+        _write(folder, _Record(number, Path(config.state).resolve(), settings))
     except (FedSyncError, OSError):
         shutil.rmtree(app, ignore_errors=True)  # `phase` takes this folder as the sign of a submitted run
         if number:

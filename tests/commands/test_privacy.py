@@ -14,6 +14,8 @@ from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.privacy.accounting import shown
 from fedsync.privacy.release import Release
+from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
+from fedsync.silo.owner.privacy_guard import ledger_of
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger
 from tests.commands.call import call
 
@@ -71,6 +73,19 @@ def test_an_owner_sees_what_each_run_spent_and_what_is_left(short: Path) -> None
     assert "epsilon 3 at delta 1e-05" in told and "heart 0a1b" in told and spent in told
     assert f"{3 - float(shown(ledger.epsilon())):.3f}" in told  # rounded to the safe side
     assert "forgotten.jsonl has entries, and no budget in silo.yaml is of that name" in " ".join(told.split())
+
+
+def test_nothing_is_left_of_a_budget_whose_delta_allows_no_epsilon(short: Path) -> None:
+    """The owner has lowered delta below what the accountant can bound after runs that spent more."""
+    text = "name: a\nserver: localhost:1\ninsecure: true\nstate: state\nprivacy: {epsilon: 3, delta: %s}\n"
+    (short / "silo.yaml").write_text(text % "1.0e-5")
+    config = SiloStartConfig.load(short / "silo.yaml")
+    Path(config.state).mkdir(mode=0o700)
+    ledger = ledger_of(OwnerPolicy.of(config), ALL_DATA)
+    ledger.enter("heart 0a1b", "a/1", {Release(0.1, 2.0): 40})
+    (short / "silo.yaml").write_text(text % "1.0e-40")
+    lines = [line.split() for line in call("silo", "privacy", "--silo", short / "silo.yaml").splitlines()]
+    assert ["heart", "0a1b", "40", "2", "infinite"] in lines and ["left", "0.000"] in lines
 
 
 TARGET = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0, delta: 1.0e-3, score_noise: 12}"

@@ -26,6 +26,11 @@ def test_strategies_and_silo_files_are_told_apart(tmp_path: Path, text: str, sai
     assert said in call("validate", tmp_path / "x.yaml")
 
 
+def test_a_silo_file_is_not_checked_on_another() -> None:
+    with pytest.raises(ConfigError, match=r"--silos: hetero is a silo file itself"):
+        call("validate", "hetero", "--silos", "homogeneous")
+
+
 @pytest.mark.parametrize(
     ("text", "side"),
     [

@@ -186,6 +186,7 @@ def test_a_relay_is_a_server_with_another_above_it(folder: Path) -> None:
         (RELAY.replace("berlin.node", "none.node"), "none.node does not exist"),
         (RELAY.replace("certificates: certs", "insecure: true").replace("silos", "# silos"), "it needs certificates"),
         (RELAYED + RELAY.splitlines()[-1], "has no relays of its own"),
+        (RELAYED.replace("certificates: certs", "insecure: true").replace("silos: {p", "# {p"), "leaves out TLS"),
     ],
 )
 def test_a_file_of_a_relay_or_with_one_that_cannot_be(text: str, told: str, folder: Path) -> None:

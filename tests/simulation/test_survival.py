@@ -18,6 +18,7 @@ from fedsync.extras.survival.survival_estimates import cox_fit, kaplan_meier, lo
 from fedsync.extras.survival.survival_results import result_of_run
 from fedsync.extras.survival.survival_sums import SurvivalForm, SurvivalSums, read_survival
 from fedsync.simulation.run import run_virtual
+from tests.commands.call import call
 
 CIPHERS = ["{kind: plain}", "{kind: bfv, members: 4}", "{kind: masked, inner: {kind: bfv, members: 4}}"]
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in ("a", "b", "c", "d")]})
@@ -178,6 +179,11 @@ def test_the_command_shows_it_and_writes_it(
     shown = capsys.readouterr().out
     assert "Survival, new" in shown and "Log-rank test" in shown and "hazard ratio" in shown
     assert json.loads(out.read_text()) == result_of_run(tmp_path / "run")
+
+
+def test_a_run_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--run: DIR already names the run"):
+        call("survival", tmp_path, "--run", "older")
 
 
 @pytest.mark.parametrize(

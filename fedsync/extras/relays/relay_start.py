@@ -19,7 +19,7 @@ from fedsync.common.files import private_folder
 from fedsync.common.proxies import proxied, way_to
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.ops.programs import ROOM, confined, supernode_command, supernode_trust
-from fedsync.ops.runs import RUN_FILE, RUNS, hand_over
+from fedsync.ops.runs import RUN_FILE, RUNS, change_settings, hand_over
 from fedsync.ops.supervisor import Program
 from fedsync.silo.agent.joins import FOLDER as AGENT_FOLDER
 from fedsync.silo.agent.joins import OWN_NODE
@@ -33,11 +33,19 @@ _CONNECT_S = 1.0
 
 
 def begin_relaying(config: ServerStartConfig, stop: threading.Event) -> None:
-    """Submit the relay's run unless already submitted; retries until success, or until ``stop`` is set."""
+    """Submit the relay's run, with retries until success, or until ``stop`` is set. A run that was submitted before
+    gets the settings of the present file, which apply when the watchdog resumes it.
+    """
     if config.upstream is None:
         return
     state = Path(config.state)
     folder, tries = state.resolve() / RUNS / RELAY_RUN, 0
+    told = {"relay": str(state / RELAY_SOCKET), "control": str(folder), "keys": config.keys or ""}
+    if (folder / RUN_FILE).exists():
+        try:
+            change_settings(folder, told)
+        except FedSyncError as error:
+            logger.warning("the relay's app keeps its former settings: %s", error)
     while not (folder / RUN_FILE).exists() and not stop.wait(_PAUSES.pause_s(tries)):
         tries += 1
         try:
@@ -45,7 +53,6 @@ def begin_relaying(config: ServerStartConfig, stop: threading.Event) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
             private_folder(state / RUNS)
             private_folder(folder)
-            told = {"relay": str(state / RELAY_SOCKET), "control": str(folder), "keys": config.keys or ""}
             hand_over(config, folder, {**told})
         except (FedSyncError, OSError) as error:
             logger.info("the relay's app is not started yet, and tried again: %s", error)

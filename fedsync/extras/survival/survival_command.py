@@ -30,6 +30,8 @@ def survival(
         raise ConfigError(
             "fedsync survival", "a run or a silo's file is needed, one of them", "Add DIR, or --silo FILE"
         )
+    if run is not None and folder is not None:
+        raise ConfigError("--run", "DIR already names the run", "Leave --run out")
     if out is not None:
         check_result(out, "--out")
     found = result_of_run(folder) if folder is not None else result_here(Path(str(silo)), run)

@@ -211,7 +211,7 @@ def _fit(name: str, silo: SiloRecord, record: RunRecord) -> SiloFit:
     mean, error, kinds = _overhead(silo, transfers="bandwidth_mbps" in plain)
     plain |= {"overhead_s": mean, "examples": silo.facts.examples, "memory_samples": silo.facts.memory_samples}
     if name in record.emulated:
-        plain["node_config"] = record.emulated[name].node_config
+        plain |= {"node_config": record.emulated[name].node_config, "data": record.emulated[name].data}
     if record.runtime == "virtual":
         plain["joins_at_s"] = silo.joined_s
     states, pieces = speed.load.states, speed.load.pieces

@@ -145,7 +145,7 @@ def by_throughput(twin: Twin, field: Sequence[Candidate], watch: Watch) -> list[
 
 
 def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Trains, watch: Watch) -> list[Ranked]:
-    """Rank with training, by successive halving; the best first.
+    """Rank with training, by successive halving; the best first, and the candidates that failed last.
 
     Raises `FedSyncError` with the first reason if no candidate could be played, for example without data.
     """
@@ -161,13 +161,13 @@ def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Tra
             raise FedSyncError(played[0].problem)
         kept = max(len(left) // KEEP, FINALISTS)
         rung, budget_s = rung + 1, budget_s * KEEP
-        out = [*(one for one in played[:kept] if one.problem), *played[kept:], *out]
         left = [one.candidate for one in played[:kept] if not one.problem]
+        out = [*played[len(left) :], *out]
         if len(played) <= FINALISTS or kept == FINALISTS:
             break
     finals = [_final(twin, candidate, target, budget_s, train, watch) for candidate in left]
     finals.sort(key=lambda one: (one.seconds is None, one.seconds.mean if one.seconds else -(one.accuracy or 0.0)))
-    return finals + out
+    return sorted(finals + out, key=lambda one: bool(one.problem))
 
 
 def _order(one: Ranked) -> tuple[bool, bool, float]:

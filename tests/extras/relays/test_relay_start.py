@@ -64,6 +64,17 @@ def test_its_run_is_submitted_once(config: ServerStartConfig, monkeypatch: pytes
     assert len(submitted) == 2
 
 
+def test_a_restarted_relay_has_the_keys_of_its_present_file(config: ServerStartConfig) -> None:
+    """Keys that the operator names after the first start; all else that the record has stays."""
+    folder = Path(config.state).resolve() / RUNS / RELAY_RUN
+    folder.mkdir(parents=True)
+    settings = {"relay": f"{config.state}/relay.sock", "control": str(folder), "keys": "", "resume": "yes"}
+    record = {"number": "12345", "state": config.state, "settings": settings}
+    (folder / RUN_FILE).write_text(json.dumps(record))
+    begin_relaying(config, threading.Event())
+    assert json.loads((folder / RUN_FILE).read_text()) == {**record, "settings": {**settings, "keys": "/server.json"}}
+
+
 def test_a_relay_that_cannot_isolate_code_says_which_file_asks_for_it(
     config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

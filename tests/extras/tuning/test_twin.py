@@ -135,6 +135,14 @@ def test_crashes_are_found_as_they_were(tmp_path: Path) -> None:
     assert 20.0 < fit.config.crashes.mtbf_s < 180.0
 
 
+def test_a_silo_has_its_files_and_settings_also_in_the_file_of_its_twin(tmp_path: Path) -> None:
+    own = {"data": {"train": str(tmp_path / "a.csv")}, "node_config": {"ward": 3}}
+    twin = Twin.of(read_record(played(tmp_path / "run", {"speed": 100.0, **own}, {"speed": 200.0})))
+    twin.write(tmp_path / "twin.yaml")
+    for silos in (twin.cluster(tmp_path).silos, ClusterConfig.load(tmp_path / "twin.yaml").silos):
+        assert [(each.data, each.node_config) for each in silos] == [(own["data"], own["node_config"]), ({}, {})]
+
+
 def test_a_silo_that_is_away_at_the_end_was_there_only_while_it_was(tmp_path: Path) -> None:
     """It is there from 0 to 40 s and from 50 to 90 s, and has not come back at the end."""
     faults = [{"at_s": 40.0, "down_s": 10.0}, {"at_s": 90.0, "down_s": 500.0}]

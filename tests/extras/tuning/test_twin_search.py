@@ -133,10 +133,20 @@ def test_the_best_of_a_toy_is_found_and_others_get_little_time(twin: Twin) -> No
     assert played == [12, 4, FINAL_DRAWS + FINALISTS - 1]
 
 
-def test_a_candidate_that_cannot_be_played_is_told_also_among_few(twin: Twin) -> None:
-    field, _ = candidates(twin, twin.config, ["fedavg"], [13, 12], [""])
-    ranked = by_time_to(0.9, twin, field, Toy(), silent)
-    assert [(one.candidate.steps, bool(one.problem)) for one in ranked] == [(12, False), (13, True)]
+@pytest.mark.parametrize("steps", [[13, 12], [13, 12, 16], [12, 16, 20, 30]])
+def test_a_candidate_that_fails_is_last_in_the_ranking(twin: Twin, steps: list[int]) -> None:
+    """Also one of few, and one that fails only as a finalist."""
+    field, _ = candidates(twin, twin.config, ["fedavg"], steps, [""])
+    toy, fails = Toy(), steps[0]
+
+    def train(config: StrategyConfig, cluster: ClusterConfig, out: Path) -> dict[str, Any]:
+        if config.local.steps == fails and config.seed >= twin.config.seed + 100:
+            raise FedSyncError("it diverged")
+        return toy(config, cluster, out)
+
+    ranked = by_time_to(0.9, twin, field, train, silent)
+    assert sorted(one.candidate.steps for one in ranked) == sorted(steps)
+    assert [one.candidate.steps for one in ranked if one.problem] == [ranked[-1].candidate.steps] == [fails]
 
 
 @pytest.mark.slow
