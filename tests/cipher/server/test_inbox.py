@@ -56,6 +56,23 @@ def test_an_update_counts_once_and_its_order_is_over(tmp_path: Path) -> None:
         federation.commit(2, [update_id])
 
 
+def test_a_silo_more_than_a_sum_holds_costs_one_update_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 8 bits 16 updates; the silo that counts for nothing is another in the next version."""
+    names = "abcdefghijklmnopq"
+    federation = Federation(plan("pad", bits=8, quorum=2), tmp_path, dict.fromkeys(names, 10))
+    expected, out = INITIAL, set[str]()
+    for version in range(2):
+        caplog.clear()
+        updates = dict(zip(names, federation.run_round(version, names), strict=True))
+        (left_out,) = [name for name in names if f"{name}/{version + 1} is beyond the 16 updates" in caplog.text]
+        out.add(left_out)
+        expected = expected + np.mean([update for name, update in updates.items() if name != left_out], axis=0)
+    np.testing.assert_allclose(federation.begin("a", 2), expected, atol=2 * 2.0**-10)  # a step a version
+    assert len(out) == 2
+
+
 @pytest.mark.parametrize(("newest", "kept"), [(WINDOW - 1, 1), (WINDOW, 0)])
 def test_an_update_from_a_version_that_silos_have_forgotten_does_not_count(
     newest: int, kept: int, tmp_path: Path
