@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import WINDOW
-from fedsync.cipher.server.sealed_aggregator import MAX_SNAPSHOT_EXTRA, EncryptedAggregator
+from fedsync.cipher.keys.keywrap import SUITE, ServerKeys
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
+from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import PolicyError, ProtocolError
-from fedsync.model.layout import Vector
+from fedsync.model.layout import Layout, Vector
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
@@ -97,12 +99,24 @@ def test_too_few_greetings_are_not_added_up(tmp_path: Path) -> None:
 
 def test_a_snapshot_is_no_larger_than_a_model_and_a_mebibyte(tmp_path: Path) -> None:
     federation = Federation(plan("pad"), tmp_path, FOUR)
-    most = LAYOUT.nbytes + MAX_SNAPSHOT_EXTRA
+    most = federation.aggregator.snapshot_bytes
+    assert LAYOUT.nbytes + 2**20 < most < LAYOUT.nbytes + 2**20 + 10_000
     with pytest.raises(ProtocolError, match="a name is empty"):  # not for its length
         federation.aggregator.put_snapshot("a", 0, np.zeros(most, dtype=np.uint8))
     for bad in (np.zeros(most + 1, dtype=np.uint8), np.zeros(3, dtype=np.float32)):
         with pytest.raises(ProtocolError, match="bytes, at most"):
             federation.aggregator.put_snapshot("a", 0, bad)
+
+
+@pytest.mark.parametrize(("tensors", "silos"), [(20_000, 2), (1, 2000)])
+def test_snapshots_of_many_tensors_or_silos_are_taken(tensors: int, silos: int) -> None:
+    """Else the server keeps every link, and asks again after each commit for what it then refuses."""
+    layout = Layout(tuple(f"layer{number}.weight" for number in range(tensors)), ((1,),) * tensors)
+    many, names = replace(plan(), layout=layout), [f"{number:064}" for number in range(silos)]
+    keys = ServerKeys(
+        epoch=1, fingerprint=bytes(16), suite=SUITE, senders=dict.fromkeys(names, bytes(32)), administrator=bytes(32)
+    )
+    assert ReplicaState.most_bytes(many, names) + 1000 < EncryptedAggregator(many, keys).snapshot_bytes
 
 
 def test_two_updates_with_one_nonce_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
