@@ -37,12 +37,12 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
         table.add_row("left", "", "", f"{left:.3f}")
         tables.append(table)
     known = {ledger_file(policy.ledgers, name) for name in policy.privacy}
-    left = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]
+    unnamed = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]
     whole = ledger_file(policy.ledgers, ALL_DATA)
     notes = [
         f"{path} has entries, and no budget in silo.yaml is of that name"
         + (": they count in the budgets above" if whole in {path, *known} and policy.privacy else "")
-        for path in left
+        for path in unnamed
     ]
     return tables, notes or ([] if tables else ["there is no privacy budget in silo.yaml"])
 

@@ -42,6 +42,8 @@ class Federation:
     silos: dict[str, EncryptedReplica] = field(init=False)
     serials: dict[str, int] = field(default_factory=dict)
     bases: dict[str, int] = field(default_factory=dict)
+    measured: list[str] = field(default_factory=list)
+    """Silos that estimated an update, in order."""
 
     def __post_init__(self) -> None:
         self.keys = emulated_keys(list(self.examples), self.folder / "keys", seed=1)
@@ -70,10 +72,14 @@ class Federation:
             open_suite(self.plan.kind, ring.group),
             self.examples[name],
             lambda: INITIAL,
-            lambda: (np.full(LAYOUT.size, 0.05, dtype=np.float32), 5, 40),
+            lambda: self._estimate(name),
             file,
             **options,
         )
+
+    def _estimate(self, name: str) -> tuple[Vector, int, int]:
+        self.measured.append(name)
+        return np.full(LAYOUT.size, 0.05, dtype=np.float32), 5, 40
 
     def begin(self, name: str, version: int) -> Vector:
         """Send an order's package; returns the model that the silo then has."""

@@ -208,6 +208,20 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
         plan(only=("tail.*",))
 
 
+def test_an_update_is_estimated_for_one_greeting_and_for_none_of_a_silo_that_holds_a_model(tmp_path: Path) -> None:
+    """Under a privacy budget each estimate is spent, and a server asks again after every break of a connection."""
+    federation = Federation(plan(), tmp_path, {"a": 10, "b": 10, "c": 10})
+    silo = federation.silos["a"] = federation.copy("a", tmp_path / "copy.bin")
+    first, second = silo.greeting(), silo.greeting()
+    assert first.tobytes() != second.tobytes() and federation.measured == [*"abc", "a"]
+    federation.aggregator.greet("a", silo.holds, second)
+    federation.run_round(0)
+    federation.begin("a", 1)
+    restarted = federation.copy("a", tmp_path / "copy.bin")
+    federation.aggregator.greet("a", restarted.holds, restarted.greeting())
+    assert restarted.holds == 1 and federation.measured == [*"abc", "a"]
+
+
 def test_more_silos_may_greet_than_a_sum_holds(tmp_path: Path) -> None:
     """Of 8 bits 16 updates, and as many greetings; the 17th silo is in no sum of them, and opens it all the same."""
     federation = Federation(plan(bits=8, quorum=2), tmp_path, {f"{number:02}": 100 for number in range(17)})

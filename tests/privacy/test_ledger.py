@@ -217,6 +217,18 @@ def test_an_older_ledger_is_noticed_by_the_audit_log(folder: Path) -> None:
         audited(folder)
 
 
+def test_a_line_of_the_audit_log_that_a_power_failure_cut_closes_no_budget(folder: Path) -> None:
+    subject = audited(folder)
+    for number in range(1, 3):
+        subject.enter("run", f"a/{number}", {STEP: 5})
+    log = folder / AUDIT / file_name(1)
+    whole = log.read_bytes()
+    for lost in (1, 40):
+        log.write_bytes(whole[:-lost])
+        assert last_entry(folder / AUDIT, "train") == (1, lines(subject)[0]["digest"])
+        assert audited(folder).spent == {STEP: 10}
+
+
 def test_the_audit_log_has_a_line_for_each_entry_and_no_figure_of_it(folder: Path) -> None:
     subject = audited(folder)
     subject.enter("run", "a/1", {STEP: 5, Release(1.0, 9.0): 1})

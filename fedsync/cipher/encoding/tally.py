@@ -167,7 +167,9 @@ def together(tallies: Sequence[Tally]) -> Tally:
     """Merge tallies of one layout: sums on several grids of one commit, or several commits."""
     first = tallies[0]
     asked = {tally.question for tally in tallies if tally.evaluators}
-    found = [tally.evaluation for tally in tallies if tally.evaluation is not None and len(asked) == 1]
+    # Without the dropped evaluation of one tally, those of the others would pass for one of all silos.
+    dropped = any(tally.evaluators and tally.evaluation is None for tally in tallies)
+    found = [] if dropped or len(asked) > 1 else [each.evaluation for each in tallies if each.evaluation is not None]
     return Tally(
         count=sum(tally.count for tally in tallies),
         weight=sum(tally.weight for tally in tallies),

@@ -23,6 +23,7 @@ from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_roster import RUN_BYTES, threshold
 from fedsync.cipher.masking.mask_round import RevealAnswer, RevealQuestion, SignAnswer, Survivors, read_answer
 from fedsync.cipher.masking.masks import pack_opening
+from fedsync.cipher.suites.suite import MASKED
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
 from fedsync.model.transfer import Payload
@@ -185,6 +186,10 @@ class Announcements:
         self._fixed: dict[str, bytes] | None = None
 
     def put(self, silo: str, announcement: bytes) -> None:
+        """Add a silo, or renew its key. Raise `ProtocolError` if as many others are here as one roster holds."""
+        if len(self.here.keys() | {silo}) > MASKED.additions:
+            detail = f"{MASKED.additions} silos mask their updates, and no more can; it can when one of them leaves"
+            raise ProtocolError(silo, "announcement", detail)
         self.here[silo] = announcement
 
     def leave(self, silo: str) -> None:

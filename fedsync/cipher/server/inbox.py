@@ -197,7 +197,20 @@ class Inbox:
         past, grid = "is built on another past than the others", "was sealed on another grid than the others"
         self._agree(taken, lambda one: (one.envelope.head.round, one.envelope.head.members[0].chain), past)
         self._agree(taken, lambda one: (one.scale, one.envelope.head.grid), grid)
+        self._fit(taken, newest)
         return taken
+
+    def _fit(self, taken: dict[str, Update], newest: int) -> None:
+        """Drop updates beyond those that one sum holds; not always of the same silos, so begin elsewhere each time."""
+        names, added, fitting = list(taken), Counter[bytes](), set[Update]()
+        first = newest % max(len(names), 1)
+        for update in dict.fromkeys(taken[name] for name in (*names[first:], *names[:first])):
+            grid, count = update.envelope.head.grid, len(update.update_ids)
+            if added[grid] + count <= self._plan.limit:
+                added[grid] += count
+                fitting.add(update)
+        most = f"is beyond the {self._plan.limit} updates that a sum of {self._plan.bits} bits holds"
+        _drop(taken, lambda update: update not in fitting, most)
 
     def _agree(self, taken: dict[str, Update], statement: Callable[[Update], tuple[int, bytes]], why: str) -> None:
         """Of statements on one number, keep the most frequent; keep ties, too, unless masks must be removed."""

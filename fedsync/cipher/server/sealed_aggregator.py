@@ -63,8 +63,9 @@ _NAMES: Names = {
 
 SUMS = "sums"
 
-MAX_SNAPSHOT_EXTRA = 2**20
-"""Bytes of a sealed snapshot beyond its models, at most."""
+MAX_SNAPSHOT_EXTRA, _OF_A_TENSOR, _OF_A_SILO = 2**20, 512, 2048
+"""Bytes of a sealed snapshot beyond its models, at most: in all; and besides for each tensor, whose exponents on the
+last grids it has, and for each silo, of which it has the last updates (`ReplicaState.most_bytes`)."""
 
 
 def upload_bytes(plan: EncryptionPlan) -> int:
@@ -338,7 +339,8 @@ class EncryptedAggregator:
 
     @property
     def snapshot_bytes(self) -> int:
-        return self._plan.layout.nbytes * self._plan.most_models + MAX_SNAPSHOT_EXTRA
+        beside = _OF_A_TENSOR * len(self._plan.sealed.names) + _OF_A_SILO * len(self._keys.senders)
+        return self._plan.layout.nbytes * self._plan.most_models + MAX_SNAPSHOT_EXTRA + beside
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
         """Keep a sealed model, once attested, for silos that hold no version at which links begin. Raise

@@ -101,6 +101,7 @@ class EncryptedReplica:
         self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline or Serial(sealer)
         self._examples, self._initial, self._pinned, self._file = examples, initial, first_model, file
         self._measure, self._seeded = measure, seeded
+        self._votes: tuple[int, ...] | None = None
         self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
         group = ring.group
         # Versions may repeat under another name of the run, but masks must not.
@@ -175,10 +176,11 @@ class EncryptedReplica:
 
     def greeting(self) -> Payload:
         """Seal this silo's votes on the size of its updates: one header chunk."""
-        votes = self._plan.first_exponents
-        if self._plan.noise is None:
+        # Measured once, because that may spend privacy; a silo that holds a model has voted before.
+        if self._votes is None and self._plan.noise is None and self.holds < 0:
             update, steps, samples = self._measure()
-            votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
+            self._votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
+        votes = self._plan.first_exponents if self._votes is None else self._votes
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.header))

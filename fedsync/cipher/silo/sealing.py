@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -51,13 +52,15 @@ class Pool:
     """`Pipeline` over several processes, because the library holds Python's global interpreter lock while it encrypts.
 
     The processes are spawned, not forked, so threads of this process do no harm. Each process gets the group's secret.
-    Use as a context manager.
+    If one of them is killed, the message fails with `BrokenExecutor`, and the next one has new processes. Use as a
+    context manager.
     """
 
     def __init__(self, kind: str, group: GroupKey, processes: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._window = _AHEAD * processes
-        self._executor = ProcessPoolExecutor(processes, spawn, _begin, (kind, group))
+        self._begun = partial(ProcessPoolExecutor, processes, spawn, _begin, (kind, group))
+        self._executor = self._begun()
 
     def __enter__(self) -> Pool:
         return self
@@ -86,6 +89,10 @@ class Pool:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
+        except BrokenExecutor:
+            self._executor.shutdown(wait=False)
+            self._executor = self._begun()
+            raise
         finally:
             for future in running:
                 future.cancel()

@@ -200,7 +200,7 @@ class Bfv:
         return words if sys.byteorder == "little" else words.byteswap()
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
-        check_additions(members, BFV.additions, sender)
+        check_additions(members, self._form.additions, sender)
         # This check must directly precede the library call.
         check_words(words, self._form, sender)
         slots = np.empty((len(words), SLOTS), dtype=np.int64)

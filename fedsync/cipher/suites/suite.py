@@ -41,7 +41,7 @@ class Form:
         code: number on the wire; never reuse a number, nor 2, which belonged to a removed suite.
         slot_bits: bits of a slot, sign included, that `Packing` may fill.
         modulus: modulus of a chunk's ``words``, a prime.
-        additions: updates that may be summed before decryption could fail.
+        additions: updates that may be summed before decryption could fail; with masks, silos of a run.
     """
 
     kind: str
@@ -71,7 +71,9 @@ PAD_MODULUS = 2**64 - 59
 
 BFV = Form("bfv", 1, 48, BFV_MODULUS, 2 * SLOTS, 200)
 PAD = Form("pad", 3, 64, PAD_MODULUS, SLOTS, 255)
-MASKED = Form("masked", 4, 48, BFV_MODULUS, 2 * SLOTS, 200)
+# What removes the masks of n updates has n^2 shares of up to n seeds, some 33 n^3 bytes. A message between silos has
+# `fedsync.cipher.masking.frames.MAX_BYTES` at most, which is enough for 75 silos, whatever their names.
+MASKED = Form("masked", 4, 48, BFV_MODULUS, 2 * SLOTS, 75)
 
 FORMS = {form.kind: form for form in (BFV, PAD, MASKED)}
 

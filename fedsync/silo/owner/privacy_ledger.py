@@ -204,8 +204,9 @@ def ledger_file(folder: str, name: str) -> Path:
 def last_entry(audit: Path, name: str) -> tuple[int, str]:
     """Return number and digest of the last entry of a ledger that the audit log knows; 0 where it knows none."""
     for _, path in reversed(log_files(audit)):
-        for raw in reversed(path.read_bytes().splitlines()):
-            if b'"kind":"privacy"' not in raw:
+        for raw in reversed(path.read_bytes().splitlines(keepends=True)):
+            # The next writer of the log cuts an incomplete last line off.
+            if b'"kind":"privacy"' not in raw or not raw.endswith(b"\n"):
                 continue
             try:
                 line = json.loads(raw)

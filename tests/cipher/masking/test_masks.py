@@ -8,7 +8,8 @@ import pytest
 
 from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.masking.annex import Seeds
+from fedsync.cipher.encoding.sealed_wire import MAX_ANNEX
+from fedsync.cipher.masking.annex import Annex, Seeds, commitment
 from fedsync.cipher.masking.frames import unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound, masked
 from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
@@ -215,3 +216,18 @@ def test_what_a_masked_sealer_lacks_it_says() -> None:
         Masked(inner()).seal(np.zeros((1, SLOTS), np.int64), member(0))
     with pytest.raises(PolicyError):
         Masked(inner()).open(np.zeros((1, MASKED.words), np.uint64), [Member("silo0/1", 0, bytes(16), bytes(32))])
+
+
+def test_what_opens_the_sum_of_as_many_silos_as_there_may_be_can_be_read() -> None:
+    """With the longest names: a message that silos refuse counts as a forgery, and three of them lock every silo."""
+    names = [f"{number:064}" for number in range(MASKED.additions)]
+    shares = bytes(12 + 33 * len(names) + 16)  # of its own seed and of those with the others, sealed to one silo
+    seed = bytes(32)
+    annexes = {}
+    for name in names:
+        others = [other for other in names if other != name]
+        pairs, sealed = dict.fromkeys(others, commitment(seed)), dict.fromkeys(others, shares)
+        annexes[name] = Annex(CONTEXT, WORK[0], commitment(seed), pairs, sealed).pack()
+    assert max(map(len, annexes.values())) <= MAX_ANNEX
+    members = [Member(f"{name}/1", 0, bytes(16), bytes(32), annex=annex_digest(annexes[name])) for name in names]
+    Unmasker(pack_opening(annexes, dict.fromkeys(names, Seeds(seed, {}))), members)

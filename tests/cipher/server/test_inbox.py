@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import WINDOW
-from fedsync.cipher.server.sealed_aggregator import MAX_SNAPSHOT_EXTRA, EncryptedAggregator
+from fedsync.cipher.keys.keywrap import SUITE, ServerKeys
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
+from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import PolicyError, ProtocolError
-from fedsync.model.layout import Vector
+from fedsync.model.layout import Layout, Vector
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
@@ -56,6 +58,23 @@ def test_an_update_counts_once_and_its_order_is_over(tmp_path: Path) -> None:
         federation.commit(2, [update_id])
 
 
+def test_a_silo_more_than_a_sum_holds_costs_one_update_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 8 bits 16 updates; the silo that counts for nothing is another in the next version."""
+    names = "abcdefghijklmnopq"
+    federation = Federation(plan("pad", bits=8, quorum=2), tmp_path, dict.fromkeys(names, 10))
+    expected, out = INITIAL, set[str]()
+    for version in range(2):
+        caplog.clear()
+        updates = dict(zip(names, federation.run_round(version, names), strict=True))
+        (left_out,) = [name for name in names if f"{name}/{version + 1} is beyond the 16 updates" in caplog.text]
+        out.add(left_out)
+        expected = expected + np.mean([update for name, update in updates.items() if name != left_out], axis=0)
+    np.testing.assert_allclose(federation.begin("a", 2), expected, atol=2 * 2.0**-10)  # a step a version
+    assert len(out) == 2
+
+
 @pytest.mark.parametrize(("newest", "kept"), [(WINDOW - 1, 1), (WINDOW, 0)])
 def test_an_update_from_a_version_that_silos_have_forgotten_does_not_count(
     newest: int, kept: int, tmp_path: Path
@@ -80,12 +99,24 @@ def test_too_few_greetings_are_not_added_up(tmp_path: Path) -> None:
 
 def test_a_snapshot_is_no_larger_than_a_model_and_a_mebibyte(tmp_path: Path) -> None:
     federation = Federation(plan("pad"), tmp_path, FOUR)
-    most = LAYOUT.nbytes + MAX_SNAPSHOT_EXTRA
+    most = federation.aggregator.snapshot_bytes
+    assert LAYOUT.nbytes + 2**20 < most < LAYOUT.nbytes + 2**20 + 10_000
     with pytest.raises(ProtocolError, match="a name is empty"):  # not for its length
         federation.aggregator.put_snapshot("a", 0, np.zeros(most, dtype=np.uint8))
     for bad in (np.zeros(most + 1, dtype=np.uint8), np.zeros(3, dtype=np.float32)):
         with pytest.raises(ProtocolError, match="bytes, at most"):
             federation.aggregator.put_snapshot("a", 0, bad)
+
+
+@pytest.mark.parametrize(("tensors", "silos"), [(20_000, 2), (1, 2000)])
+def test_snapshots_of_many_tensors_or_silos_are_taken(tensors: int, silos: int) -> None:
+    """Else the server keeps every link, and asks again after each commit for what it then refuses."""
+    layout = Layout(tuple(f"layer{number}.weight" for number in range(tensors)), ((1,),) * tensors)
+    many, names = replace(plan(), layout=layout), [f"{number:064}" for number in range(silos)]
+    keys = ServerKeys(
+        epoch=1, fingerprint=bytes(16), suite=SUITE, senders=dict.fromkeys(names, bytes(32)), administrator=bytes(32)
+    )
+    assert ReplicaState.most_bytes(many, names) + 1000 < EncryptedAggregator(many, keys).snapshot_bytes
 
 
 def test_two_updates_with_one_nonce_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """Messages are sealed and opened in portions, in one process or several, with the same result and little memory."""
 
+import os
+import signal
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
 
 import numpy as np
 import pytest
@@ -51,6 +54,18 @@ def test_several_processes_seal_and_open_in_order() -> None:
         bad = np.full((1, 8192), 2**63, np.uint64)
         with pytest.raises(ProtocolError, match="words"):
             list(open_portions([bad], [member(0)], pool, "server"))
+
+
+def test_a_process_that_is_killed_costs_one_message_and_no_other() -> None:
+    """As the system does where memory runs out; the trainer of these processes goes on for days."""
+    slots = slots_of(20, 47)
+    with Pool("pad", group("pad"), 1) as pool:
+        np.testing.assert_array_equal(round_trip(pool, slots, "pad"), slots)
+        (killed,) = pool._executor._processes
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(BrokenExecutor):
+            round_trip(pool, slots, "pad")
+        np.testing.assert_array_equal(round_trip(pool, slots, "pad"), slots)
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
