@@ -7,8 +7,8 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=57889, code=32936, docstrings=9601, largest_folder=19, names_twice=0),
-    "fedsync/extras": Size(lines=11726, code=6707, docstrings=1767, largest_folder=11, names_twice=0),
+    "fedsync": Size(lines=57882, code=32922, docstrings=9607, largest_folder=19, names_twice=0),
+    "fedsync/extras": Size(lines=11725, code=6706, docstrings=1767, largest_folder=11, names_twice=0),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 
