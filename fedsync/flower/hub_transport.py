@@ -159,11 +159,12 @@ class HubTransport:
 
     def _invite(self) -> None:
         struck = set(self._struck())
+        for silo in self._hub.peers():  # also while the SuperLink is away
+            if _node(silo)[1] in struck:
+                self._hub.strike_off(silo)
         nodes = {f"{each.node_id} {each.name}".rstrip(): each.node_id for each in self._grid.get_nodes()}
         self._online, here, now_s = frozenset(nodes), self._hub.peers(), time.monotonic()
         for silo in here:
-            if _node(silo)[1] in struck:
-                self._hub.strike_off(silo)
             self._invited.pop(silo, None)
         self._hear_replies(here)
         for silo, node in nodes.items():

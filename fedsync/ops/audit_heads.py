@@ -15,6 +15,7 @@ process, one file per day.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -88,6 +89,11 @@ def heads_elsewhere(config: SiloStartConfig) -> Iterator[Path]:
         yield from sorted(Path(config.audit.head_to).glob(f"{config.name}-????-??-??.json"))
 
 
+def takes_heads(folder: Path) -> bool:
+    """Whether a folder for heads exists and is writable."""
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
 def rotation(silo: str, old: Path, new: Path) -> dict[str, str]:
     """Build the log entry of a key rotation, in which the old key signs the fingerprint of the new key."""
     said = {"silo": silo, "old": node_public_line(old).decode(), "new": node_key_fingerprint(new)}
@@ -134,7 +140,8 @@ class HeadKeeper:
         self._day = ""
 
     def tend(self, *, last: bool = False) -> None:
-        """Sign new lines, and write the day's head to the external folder; failures are logged and retried.
+        """Sign new lines, and write the day's head to the external folder, or check the folder; failures are logged and
+        retried.
 
         ``last``: write the external head even if the day already has a head.
         """
@@ -143,7 +150,7 @@ class HeadKeeper:
         except (FedSyncError, OSError, ValueError) as error:
             logger.error("the audit log is not signed: %s. See `fedsync silo audit`", error)
             return
-        if head is not None and self._config.audit.head_to is not None:
+        if self._config.audit.head_to is not None:
             self._write_elsewhere(head, Path(self._config.audit.head_to), last=last)
 
     def _head(self) -> AuditHead | None:
@@ -172,14 +179,17 @@ class HeadKeeper:
         check_fits(heads, self._reader.digests({head.n for head in heads.values()}), self._reader)
         return heads.get(path)
 
-    def _write_elsewhere(self, head: AuditHead, folder: Path, *, last: bool) -> None:
+    def _write_elsewhere(self, head: AuditHead | None, folder: Path, *, last: bool) -> None:
+        """Write the day's head, None for an empty log; at other times, check that a head could be written."""
         day, mark = f"{self._now():%Y-%m-%d}", self._folder / UNWRITTEN
-        if day == self._day and not last:
-            return
         try:
-            write_atomically(folder / f"{self._config.name}-{day}.json", codec.dumps(head).encode(), OWNER_FILE)
+            if head is not None and (day != self._day or last):
+                write_atomically(folder / f"{self._config.name}-{day}.json", codec.dumps(head).encode(), OWNER_FILE)
+                self._day = day
+            elif not takes_heads(folder):
+                remedy = "Mount the folder, and let the silo's user write there"
+                raise ConfigError("audit.head_to", f"{folder} is missing or not writable", remedy)
             mark.unlink(missing_ok=True)
-            self._day = day
         except (ConfigError, OSError) as error:
             stops = "; nothing leaves this silo until it can" if self._config.audit.required else ""
             logger.error("the head of the audit log cannot be written off this machine%s: %s", stops, error)

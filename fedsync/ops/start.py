@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.locks import taken
 from fedsync.common.processes import listen_error, raise_file_limit
 from fedsync.common.proxies import split
 from fedsync.config.server_start import ServerStartConfig
@@ -135,16 +137,18 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
 
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
-    """Revoke the registration of a silo's keys. Raises `ConfigError` if no key is registered under the name, the file
-    still lists the name, or the server has no TLS. Raises `RunError` if the server does not answer.
+    """Revoke the registration of a silo's keys, after the hubs of active runs reject the silo: so a killed command can
+    be repeated. Raises `ConfigError` if no key is registered under the name, the file still lists the name, or the
+    server has no TLS. Raises `RunError` if the server does not answer.
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
     _require_authority(config)
-    if revoke_keys(name, Path(config.state), CONNECTION) == 0:
-        raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
     _strike(Path(config.state), {name}, set())
+    revoked = revoke_keys(name, Path(config.state), CONNECTION)
     note_registered(Path(config.state), {name: None})
+    if revoked == 0:
+        raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
 
 
 def _require_authority(config: ServerStartConfig) -> None:
@@ -155,10 +159,11 @@ def _require_authority(config: ServerStartConfig) -> None:
 def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> None:
     """Make the hubs of active runs reject the silos in ``names``, and accept the silos in ``forgiven`` again."""
     file = state / STRUCK_FILE
-    before = set(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else set()
-    after = (before | set(names)) - set(forgiven)
-    if after != before:
-        write_atomically(file, json.dumps(sorted(after)).encode(), OWNER_FILE)
+    with taken(state / f"{STRUCK_FILE}.lock", inf):
+        before = set(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else set()
+        after = (before | set(names)) - set(forgiven)
+        if after != before:
+            write_atomically(file, json.dumps(sorted(after)).encode(), OWNER_FILE)
 
 
 def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:

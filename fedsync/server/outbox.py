@@ -29,8 +29,6 @@ from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregat
 from fedsync.server.nodes import APP_ERRORS, AnotherApp, Nodes
 from fedsync.server.timeouts import AnswerTimes, Timeouts
 from fedsync.silo.protocol import (
-    MAX_LAYOUT_TEXT,
-    MAX_TEXT,
     AskModel,
     AskSnapshot,
     Collect,
@@ -40,6 +38,7 @@ from fedsync.silo.protocol import (
     Reply,
     Request,
     Train,
+    most_text,
     read_reply,
     write_request,
 )
@@ -325,8 +324,7 @@ class Outbox:
             if isinstance(sent.request, Describe | AskModel) and answer.code in APP_ERRORS:
                 raise AnotherApp(name, answer.problem, answer.code)
             raise ProtocolError(name, answer.check, answer.problem)
-        most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
-        return read_reply(answer.text, name, most), answer.payload
+        return read_reply(answer.text, name, most_text(sent.request)), answer.payload
 
     def _most_bytes(self, request: Request) -> int:
         match request:

@@ -36,7 +36,7 @@ from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core.actions import Evaluate
 from fedsync.core.events import Evaluated
 from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, Split, Subject, WorkOrder, WorkReport
-from fedsync.core.report_checks import MAX_COUNT
+from fedsync.core.report_checks import MAX_COUNT, MAX_SUMS
 from fedsync.model.layout import Layout
 from fedsync.model.tensor_parts import ModelForm
 from fedsync.model.transfer import Payload, VersionMismatch
@@ -57,7 +57,10 @@ STATE_FOLDER = "state"
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 
 MAX_TEXT = 65536
-"""Limit of a peer's request or reply [characters]; a report with 64 windows takes a tenth of it."""
+"""Limit of a peer's request or reply without sums [characters]; a report with 64 windows takes a tenth of it."""
+
+MAX_EVALUATION_TEXT = MAX_TEXT + 26 * MAX_SUMS
+"""Limit of a reply that may hold an evaluation [characters]: a float has at most 24 characters in JSON."""
 
 MAX_LAYOUT_TEXT = 2**20
 """Limit of an `InitialModel` [characters]: room for the names and shapes of 10,000 tensors."""
@@ -244,6 +247,17 @@ def read_request(text: str) -> Request:
     """Parse the server's request; raise `ProtocolError` if it is invalid."""
     request: Request = _read(Request, text, SERVER, MAX_TEXT)
     return request
+
+
+def most_text(request: Request) -> int:
+    """Limit of the reply to a request [characters]."""
+    match request:
+        case AskModel():
+            return MAX_LAYOUT_TEXT
+        case Train() | Collect() | EvaluateModel():
+            return MAX_EVALUATION_TEXT
+        case _:
+            return MAX_TEXT
 
 
 def read_reply(text: str, sender: str, most: int = MAX_TEXT) -> Reply:

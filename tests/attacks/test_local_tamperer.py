@@ -179,6 +179,27 @@ def test_a_share_that_is_gone_is_told_and_tried_again(
     assert not mark.exists() and len(list(share.iterdir())) == 1
 
 
+def test_nothing_leaves_before_the_first_head_or_after_the_day_s_where_the_share_is_gone(tmp_path: Path) -> None:
+    """Where the owner demands the heads; the first line of a new log has no head before it."""
+    share, state = tmp_path / "share", tmp_path / "berlin"
+    state.mkdir(mode=0o700)
+    key = make_node_key("berlin", tmp_path / "keys").private
+    config = SiloStartConfig(
+        name="berlin", server="x:1", authority="ca.crt", node_key=str(key), state=str(state),
+        audit=AuditConfig(head_to=str(share), required=True),
+    )  # fmt: skip
+    log, keeper = AuditLog(audit_place(config)), HeadKeeper(config)
+    for _ in range(2):
+        keeper.tend()
+        with pytest.raises(ConfigError, match="cannot be written to another machine"):
+            log.add("answered", {**LINE, "bytes": 1, "sent": "00"})
+        share.mkdir()
+        keeper.tend()
+        log.add("answered", {**LINE, "bytes": 1, "sent": "00"})
+        keeper.tend()
+        shutil.rmtree(share)
+
+
 HOSTILE: dict[str, dict[str, object]] = {
     "number of what was removed": {"kind": "pruned", "first": "x"},
     "bytes": {"kind": "answered", "bytes": "many"},

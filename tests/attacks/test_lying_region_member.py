@@ -13,7 +13,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkReport
 from fedsync.extras.relays.relay import MOST_TEXT, RelayService
 from fedsync.extras.relays.relay_messages import MAX_SILOS, RegionAsk, RegionReply
-from fedsync.silo.protocol import MAX_TEXT, Collect, InProgress, write_reply, write_request
+from fedsync.silo.protocol import MAX_EVALUATION_TEXT, MAX_TEXT, Collect, InProgress, write_reply, write_request
 from fedsync.transport.questions import SiloAnswer
 from tests.silo.test_relay import Silos, ask, request, train
 
@@ -109,12 +109,12 @@ def test_words_without_end_are_a_problem_of_who_says_them() -> None:
     silos = Silos()
     relay = relay_of(silos)
     ask(relay, request(train("a"), train("b")))
-    silos.came = [SiloAnswer("m1", "x" * (MAX_TEXT + 1), np.zeros(8, np.uint8))]
+    silos.came = [SiloAnswer("m1", "x" * (MAX_EVALUATION_TEXT + 1), np.zeros(8, np.uint8))]
     silos.answers(2, [3, 4])
     relay.turn()
     reply, _ = ask(relay, request())
     told = {each.number: each for each in reply.answers}
-    assert told["s/a1"].problem == f"its answer has {MAX_TEXT + 1} characters, at most {MAX_TEXT}"
+    assert told["s/a1"].problem == f"its answer has {MAX_EVALUATION_TEXT + 1} characters, at most {MAX_EVALUATION_TEXT}"
     assert told["s/a1"].text == "" and told["s/b1"].piece == 0
 
 

@@ -10,8 +10,11 @@ from fedsync.commands.validate import validate
 from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Score
+from fedsync.core.report_checks import MAX_SUMS
 from fedsync.core.stopping import Leaders, Passes, Scores, Target
+from fedsync.evaluation.metrics.score_histograms import Auroc, ScoreCounts
 from fedsync.evaluation.version_scores import Selection
+from fedsync.tasks.digits import DigitsTask
 
 MEASURED = "evaluation.metrics=[auroc, brier, rmse]"
 TWO = "evaluation.classes=2"
@@ -115,3 +118,16 @@ def test_a_mistake_in_a_key_of_two_forms_is_named(given: str, told: str) -> None
     """A section or a plain value: an unknown key of the section was a KeyError without a place."""
     with pytest.raises(ConfigError, match=told):
         StrategyConfig.load("fedavg", [given])
+
+
+def test_metrics_of_more_sums_than_a_silo_may_report_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every evaluation of the run would be rejected."""
+
+    def of(resolution: int) -> Any:
+        own = Auroc("fine_auroc", ScoreCounts(2, resolution))
+        monkeypatch.setattr(DigitsTask, "metrics", lambda task: (own,))
+        return StrategyConfig.load("fedavg", ["task={kind: digits}", "evaluation.metrics=[fine_auroc]"]).policies()
+
+    of(MAX_SUMS // 4)
+    with pytest.raises(ConfigError, match=r"1 statistics of 16416 sums, at most 16 of 16384.*Leave metrics out"):
+        of(MAX_SUMS // 4 + 8)

@@ -162,6 +162,16 @@ def test_who_was_struck_off_is_out_and_is_invited_no_more(up: Served) -> None:
     assert made.send([(11, SiloQuestion("describe"))]) == [None]
 
 
+def test_who_was_struck_off_is_out_while_the_superlink_is_away(up: Served) -> None:
+    silos, struck = Silos(up, {11: "berlin", 12: "paris"}), set[str]()
+    made = transport(silos, lambda: struck)
+    struck.add("berlin")
+    silos.away = True
+    with pytest.raises(ConnectionError):
+        made._invite()
+    assert [peer.name for peer in made.peers()] == ["paris"]
+
+
 def test_a_model_lies_at_the_hub_once_for_all_and_goes(
     up: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

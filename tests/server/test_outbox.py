@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ProtocolError
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.report_checks import MAX_SUMS
 from fedsync.model.transfer import Payload
 from fedsync.server.nodes import AnotherApp, Nodes
 from fedsync.server.outbox import Outbox, PendingMessage
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.protocol import (
+    MAX_EVALUATION_TEXT,
     MAX_LAYOUT_TEXT,
     MAX_TEXT,
     Answer,
     AskModel,
     AskSnapshot,
+    Collect,
     Describe,
     EvaluateModel,
     Question,
@@ -185,7 +188,10 @@ def test_what_is_no_answer_says_whose_it_is_and_why(
         outbox.read(sent, SiloAnswer("", problem="9 bytes", check="length"))
 
 
-@pytest.mark.parametrize(("request_", "most"), [(AskModel(), MAX_LAYOUT_TEXT), (Describe(), MAX_TEXT)])
+@pytest.mark.parametrize(
+    ("request_", "most"),
+    [(AskModel(), MAX_LAYOUT_TEXT), (EvaluateModel(1), MAX_EVALUATION_TEXT), (Describe(), MAX_TEXT)],
+)
 def test_a_text_is_no_longer_than_what_was_asked_for(outbox: Outbox, request_: Request, most: int) -> None:
     """The names of all arrays may be in one."""
     text = write_reply(Answer())
@@ -193,6 +199,14 @@ def test_a_text_is_no_longer_than_what_was_asked_for(outbox: Outbox, request_: R
         with error:
             reply, _ = outbox.read(PendingMessage(1, request_, 0.0), SiloAnswer("", text.ljust(length)))
             assert reply == Answer()
+
+
+@pytest.mark.parametrize("request_", [EvaluateModel(1), Train(ORDER), Collect("a/1")])
+def test_an_evaluation_with_all_the_sums_that_a_report_may_have_is_read(outbox: Outbox, request_: Request) -> None:
+    """The longest float; histograms of the scores of 100 classes are 12,800 sums."""
+    found = Evaluation(1.0, 1.0, 9, sums={"own": (-1.7976931348623157e-308,) * MAX_SUMS})
+    reply, _ = outbox.read(PendingMessage(1, request_, 0.0), SiloAnswer("", write_reply(found)))
+    assert reply == found
 
 
 class Recording:

@@ -1,5 +1,6 @@
 """The agent against a real hub: questions, large bytes, restarts of both sides, other hubs, the end of a run."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -208,6 +209,37 @@ def test_a_join_to_another_hub_takes_the_place_of_one_that_is_gone(trainer: obje
         first.hub.close(over=False)
     with served(tmp_path / "two") as second:
         session.invite(JoinedRun(second.invited("a").dump(), {}, {}, "1 2"))
+        answered_after(second)
+
+
+def test_a_join_with_another_authority_takes_the_place_of_one_at_the_same_address(
+    trainer: object, tmp_path: Path
+) -> None:
+    """The server's certificates were made anew, and the hub listens on its port again."""
+    with served(tmp_path / "one") as first:
+        session = begun(first.invited("a"), tmp_path / "s.session")
+        answered_after(first)
+        port = first.port
+        first.hub.close(over=False)
+    with served(tmp_path / "two", port) as second:
+        session.invite(JoinedRun(second.invited("a").dump(), {}, {}, "1 2"))
+        answered_after(second)
+
+
+def test_an_authority_that_the_owner_replaces_is_trusted_at_the_next_connection(
+    trainer: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "ca.crt"
+    monkeypatch.setenv(ALLOWED, json.dumps({"hub_hosts": ["127.0.0.1"], "authority": str(installed)}))
+    with served(tmp_path / "server") as first:
+        installed.write_text(first.authority)
+        begun(first.invited("a"), tmp_path / "s.session")
+        answered_after(first)
+        port = first.port
+        first.hub.close(over=False)
+    (tmp_path / "server" / "authority").rename(tmp_path / "replaced")
+    with served(tmp_path / "server", port) as second:
+        installed.write_text(second.authority)
         answered_after(second)
 
 

@@ -47,7 +47,7 @@ class Silo:
         return Completed(WorkReport(0, steps, steps * 16, 1.0, 0.0), received)
 
     def enter(self, asked: WorkOrder) -> OrderJob:
-        return self.queue.enter(asked, MODEL, lambda: self.accepted.append(asked.update_id))
+        return self.queue.enter(asked, MODEL, lambda again: self.accepted.append(asked.update_id))
 
     def step(self, steps: int) -> None:
         self._steps.release(steps)
@@ -129,7 +129,7 @@ def test_what_its_owner_does_not_take_is_not_queued_and_ends_nothing(silo: Silo)
     first = silo.enter(order("a"))
     assert silo.begins("a")
 
-    def refuses() -> None:
+    def refuses(again: bool) -> None:
         raise ProtocolError("owner", "limit", "an order too many")
 
     for refused in (order("b", behind="a"), order("c")):

@@ -15,8 +15,9 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.presence import PresenceConfig
 from fedsync.config.silo_start import LimitsConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.orders import Presence, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, Presence, Split, WorkOrder, WorkReport
 from fedsync.model.layout import as_vector
+from fedsync.model.transfer import OtherVersion, VersionMismatch
 from fedsync.silo.owner import owner_policy
 from fedsync.silo.owner.key_lookup import KEYS
 from fedsync.silo.owner.owner_policy import OrderCounts, OwnerPolicy
@@ -24,15 +25,18 @@ from fedsync.silo.protocol import (
     AskModel,
     Collect,
     Describe,
+    EvaluateModel,
     Hello,
     Identity,
     InitialModel,
     Refusal,
     Refused,
+    Request,
     Train,
     exchange,
 )
 from fedsync.silo.session.service import TrainerService
+from fedsync.silo.session.session import SiloSession
 from fedsync.train.loop import Trainer
 from fedsync.train.silo_trainer import Outcome
 
@@ -118,6 +122,34 @@ def test_a_trainer_holds_to_the_limits(service: TrainerService) -> None:
     assert code(order(2, batch_size=8, max_steps=1)) is Refusal.LIMIT, "too small"
     assert code(order(3, batch_size=4, max_steps=9, budget_s=1e-9)) is Refusal.LIMIT, "out of time after one step"
     assert code(order(4)) is Refusal.LIMIT, "the third"
+
+
+def test_what_begins_again_with_another_payload_counts_once(
+    service: TrainerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first payload continued a version that the silo does not hold; of the evaluations, one an hour is allowed."""
+    receive, refusing = SiloSession.receive, [True]
+
+    def other(self: SiloSession, *arguments: Any) -> Any:
+        refusing[0] = not refusing[0]
+        if not refusing[0]:
+            raise OtherVersion(-1, 3)
+        return receive(self, *arguments)
+
+    monkeypatch.setattr(SiloSession, "receive", other)
+    reply, model = exchange(service.ask, AskModel())
+    assert isinstance(reply, InitialModel) and model is not None
+    vector = as_vector(model, reply.layout, "a")
+
+    def codes(request: Request) -> list[object]:
+        found = [exchange(service.ask, request, vector)[0] for _ in range(2)]
+        return [each.code if isinstance(each, Refused) else type(each) for each in found]
+
+    for serial in (1, 2):
+        assert codes(Train(order(serial))) == [VersionMismatch, WorkReport]
+    assert codes(Train(order(3))) == [Refusal.LIMIT, Refusal.LIMIT]
+    assert codes(EvaluateModel(0)) == [VersionMismatch, Evaluation]
+    assert codes(EvaluateModel(0, Split.TEST)) == [Refusal.LIMIT, Refusal.LIMIT]
 
 
 def test_a_trainer_says_what_its_owner_demands_of_an_order(service: TrainerService) -> None:

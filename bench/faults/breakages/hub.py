@@ -148,8 +148,8 @@ _CHANGES: Changes = {
         ("an-app-says-what-its-node-is", "if own := os.environ.get(OWN_NODE):", "if own := None:"),
         (
             "a-silo-stays-with-a-hub-that-is-gone",
-            "return Join.parse(newer.join).addresses !=",
-            "return False and Join.parse(newer.join).addresses !=",
+            "return (there.addresses, there.authority) !=",
+            "return False and (there.addresses, there.authority) !=",
         ),
         (
             "a-damaged-file-is-trained-on",

@@ -13,6 +13,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.named_code import function_of
 from fedsync.config.cipher import CipherConfig, PlainConfig, sealed_metrics
 from fedsync.config.sections.section import EITHER, SECTION, VALUE, Section
+from fedsync.core.report_checks import MAX_STATISTICS, MAX_SUMS
 from fedsync.core.stopping import StopRules, Target
 from fedsync.evaluation.local_baselines import CrossSite
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
@@ -186,12 +187,22 @@ class EvaluationConfig(Section):
             told = Wanted()
         names = list(told.names) if self.metrics is None else self.metrics
         found = self.model_copy(update={"metrics": names, "classes": self.classes or told.classes})
-        statistics_of(found.built(task))
+        found.built(task)
         return found
 
     def built(self, task: TaskSection) -> tuple[AnyMetric, ...]:
-        """Return the metrics; the task is built only if a name is not shipped. Raises `ConfigError` for unfit names."""
-        return self.wanted.metrics(lambda: task.build().metrics())
+        """Return the metrics; the task is built only if a name is not shipped. Raises `ConfigError` for unfit names and
+        for more sums than a silo may report.
+        """
+        metrics = self.wanted.metrics(lambda: task.build().metrics())
+        known = statistics_of(metrics)
+        entries = sum(statistic.size for statistic in known.values())
+        if len(known) > MAX_STATISTICS or entries > MAX_SUMS:
+            problem = (
+                f"the metrics need {len(known)} statistics of {entries} sums, at most {MAX_STATISTICS} of {MAX_SUMS}"
+            )
+            raise ConfigError("evaluation.metrics", problem, "Leave metrics out, or take fewer bins or classes")
+        return metrics
 
 
 class StopConfig(Section):

@@ -50,7 +50,7 @@ from fedsync.extras.relays.relay_messages import (
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
-from fedsync.silo.protocol import MAX_LAYOUT_TEXT, MAX_TEXT, AskModel, Request, Train, read_reply, read_request
+from fedsync.silo.protocol import MAX_EVALUATION_TEXT, Request, Train, most_text, read_reply, read_request
 from fedsync.transport.questions import SiloAnswer
 
 if TYPE_CHECKING:
@@ -254,8 +254,7 @@ class RelayService:
             if sent is None:
                 self._ready(run, RegionAnswer(ask.number, problem="its node is not known to the relay"), None, 0.0)
             else:
-                most = MAX_LAYOUT_TEXT if isinstance(asked, AskModel) else MAX_TEXT
-                run.waiting[sent] = _OnItsWay(ask, most, self._clock())
+                run.waiting[sent] = _OnItsWay(ask, most_text(asked), self._clock())
 
     # Answers.
 
@@ -282,7 +281,7 @@ class RelayService:
         silo, order = ask.update_id.rpartition("/")[0], run.orders.get(ask.update_id)
         assert run.adder is not None
         try:
-            report = read_reply(text, silo)
+            report = read_reply(text, silo, MAX_EVALUATION_TEXT)
             if not isinstance(report, WorkReport) or order is None or ask.update_id in run.kept:
                 return False
             meta = UpdateMeta.of(silo, order, report, ask.examples, payload.nbytes)

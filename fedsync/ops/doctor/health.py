@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.ops.audit_check import check_audit
+from fedsync.ops.audit_heads import takes_heads
 from fedsync.ops.doctor.machine_checks import Check, guarded
 from fedsync.ops.registration_loop import DONE, read_registered
 from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE
@@ -97,7 +97,7 @@ def check_audit_log(config: SiloStartConfig) -> Check:
         remedy = "Find out who changed it; `fedsync silo audit` says more. To begin another, move it away"
         return Check("audit", False, audit.broken, remedy)
     elsewhere = config.audit.head_to
-    if elsewhere is not None and not (Path(elsewhere).is_dir() and os.access(elsewhere, os.W_OK)):
+    if elsewhere is not None and not takes_heads(Path(elsewhere)):
         stops = "nothing leaves this silo until it is written" if config.audit.required else "no head is kept there"
         detail = f"the head of the log cannot be written to audit.head_to, {elsewhere}; {stops}"
         return Check("audit", False, detail, "Mount the folder, and let the silo's user write there")

@@ -10,7 +10,7 @@ of the hub. The agent outlives the ClientApp and the SuperNode.
 | joining | the hub accepts the join | joined; the session's data is on disk |
 | joining | the hub refuses the join | waiting for another join, at most ten minutes after the hub's last answer |
 | joined | a question comes | joined: a thread answers it, and the next question is requested at once |
-| joined | the connection breaks | joined again after a pause; or joining, if another join names another hub |
+| joined | the connection breaks | joined again after a pause; or joining, if a join names another hub or authority |
 | joined | the hub has forgotten the session | joining, with another join if there is one; else it waits for a join |
 | any | the hub reports the end, or is silent for a day (ten minutes, if it has never answered) | ended |
 
@@ -92,7 +92,7 @@ class AgentSession:
         self._used: WeakValueDictionary[Path, Payload] = WeakValueDictionary()
         self._heard_s, self._breaks = time.monotonic(), 0
         self._patience_s = NEVER_HEARD_S
-        self._line: tuple[str, HubLine] | None = None
+        self._line: tuple[Join, str, HubLine] | None = None
         self._working: set[int] = set()
 
     @property
@@ -138,7 +138,7 @@ class AgentSession:
         finally:
             self._file.unlink(missing_ok=True)
             if self._line is not None:
-                self._line[1].close()
+                self._line[2].close()
 
     def _pause(self, seconds: float) -> None:
         self._changed.wait(seconds)
@@ -172,12 +172,14 @@ class AgentSession:
                 self._begin(line, session, question)
 
     def _line_of(self, join: Join, secret: str) -> HubLine:
-        """Return the session's connection, the same after a break, because answering threads use it."""
-        if self._line is None or self._line[0] != secret:
+        """Return the session's connection, the same after a break, because answering threads use it; a new connection
+        if the owner has installed another authority.
+        """
+        if self._line is None or self._line[:2] != (join, secret):
             if self._line is not None:
-                self._line[1].close()
-            self._line, self._working = (secret, HubLine(join, secret)), set()
-        return self._line[1]
+                self._line[2].close()
+            self._line, self._working = (join, secret, HubLine(join, secret)), set()
+        return self._line[2]
 
     def _begin(self, line: HubLine, session: JoinedRun, question: ReceivedQuestion) -> None:
         if question.number in self._working:
@@ -242,7 +244,9 @@ def _load(path: Path) -> JoinedRun | None:
 
 
 def _elsewhere(newer: JoinedRun, session: JoinedRun) -> bool:
-    return Join.parse(newer.join).addresses != Join.parse(session.join).addresses
+    """Whether a join leads to another hub, or to the same address with another authority."""
+    there, here = Join.parse(newer.join), Join.parse(session.join)
+    return (there.addresses, there.authority) != (here.addresses, here.authority)
 
 
 class Agent:

@@ -174,12 +174,15 @@ class OwnerPolicy(Section):
     def present(self) -> Presence | None:
         return None if self.presence is None else self.presence.told(utc_now())
 
-    def begin(self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None) -> None:
+    def begin(
+        self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None, counted: bool = False
+    ) -> None:
         """Check that the silo may carry out an order, and count it; a refused order does not count.
 
         Args:
             survey: whether the order asks for column statistics.
             rounds: number of rounds that the owner confirmed.
+            counted: whether the order was counted before, and begins again with another payload.
 
         Raises:
             LimitReached: the order is too small, or exceeds the hourly limit.
@@ -197,7 +200,7 @@ class OwnerPolicy(Section):
         if self.limits is not None:
             _at_least("batch_size", order.batch_size, self.limits.batch_size)
             _at_least("samples", order.planned_samples, self.limits.samples)
-            if self._counted is not None:
+            if self._counted is not None and not counted:
                 evaluations, surveys = ("evaluations",) * order.evaluate, ("surveys",) * survey
                 self._counted.take("orders", *evaluations, *surveys)
 

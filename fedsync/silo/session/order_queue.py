@@ -97,18 +97,20 @@ class OrderQueue:
             for other in self._jobs:
                 other.end(VersionMismatch(holds))
 
-    def enter(self, order: WorkOrder, received: Payload, accept: Callable[[], None]) -> OrderJob:
+    def enter(self, order: WorkOrder, received: Payload, accept: Callable[[bool], None]) -> OrderJob:
         """Begin or queue an order, unless the queue already has it. A refused order begins again.
 
         An order with a known id but other content counts as new: a restored server may reuse an id. ``accept`` raises
-        if the silo's owner does not allow it. Raises `ProtocolError` if it would be the third that the silo has.
+        if the silo's owner does not allow it; its argument says whether the order was accepted before, and refused for
+        its payload. Raises `ProtocolError` if it would be the third that the silo has.
         """
         with self._entrance:
             known = self.find(order.update_id)
-            if known is not None and known.order == order and not known.refused:
+            again = known is not None and known.order == order
+            if known is not None and again and not known.refused:
                 return known
             kept = self._beside(order)
-            accept()
+            accept(again)
             for other in self._jobs:
                 if other not in kept:
                     other.give_up()

@@ -25,7 +25,6 @@ import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +80,7 @@ class TrainerService:
         self.name, self.facts = session.name, session.facts
         self._orders = OrderQueue(self._carry_out, session.done)
         self._evaluated: tuple[tuple[protocol.EvaluateModel, bytes], Evaluation | protocol.Attestation] | None = None
+        self._mismatched: protocol.EvaluateModel | None = None
         # The session serves one order or evaluation at a time; progress requests do not take the lock.
         self._training = threading.Lock()
 
@@ -134,9 +134,11 @@ class TrainerService:
 
     def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
         """Begin or queue an order, unless it is known, and wait; a queued order too is checked on arrival."""
-        allowed = partial(self._owner.begin, order, survey=self._surveys, rounds=self._rounds)
-        job = self._orders.enter(order, received, allowed)
-        return job.reply(wait_s)
+
+        def allow(again: bool) -> None:
+            self._owner.begin(order, survey=self._surveys, rounds=self._rounds, counted=again)
+
+        return self._orders.enter(order, received, allow).reply(wait_s)
 
     def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:
         """Return an order's result; an unknown order was lost in transfer or with an earlier trainer."""
@@ -156,10 +158,13 @@ class TrainerService:
         self._orders.wait()
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
-                self._owner.begin_evaluation()
+                if request != self._mismatched:  # the same again, with another payload, was counted before
+                    self._owner.begin_evaluation()
+                self._mismatched = None
                 try:
                     self._evaluated = what, self._judge(received, request)
                 except OtherVersion as error:
+                    self._mismatched = request
                     return error.mismatch
             return self._evaluated[1]
 

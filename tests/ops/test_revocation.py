@@ -1,0 +1,72 @@
+"""Revoked silos in the file that hubs of active runs read: kills in between, and two writers at once."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedsync.common.errors import ConfigError
+from fedsync.common.files import write_atomically
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.flower.registration import Registered
+from fedsync.ops import start
+from fedsync.ops.programs import STRUCK_FILE
+from fedsync.ops.registration_loop import note_registered, read_registered
+
+
+@pytest.fixture
+def config(certificates: Path, tmp_path: Path) -> ServerStartConfig:
+    return ServerStartConfig(host="127.0.0.1", port=9, certificates=str(certificates), state=str(tmp_path))
+
+
+def struck(config: ServerStartConfig) -> list[str]:
+    found: list[str] = json.loads((Path(config.state) / STRUCK_FILE).read_text())
+    return found
+
+
+def test_a_revocation_that_was_killed_leaves_the_silo_in_no_hub(
+    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the SuperLink took the keys back; the next command finds none."""
+    note_registered(Path(config.state), {"rome": "registered"})
+
+    def killed(*arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start, "revoke_keys", killed)
+    with pytest.raises(KeyboardInterrupt):
+        start.revoke_silo(config, "rome")
+    assert struck(config) == ["rome"]
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 0)
+    with pytest.raises(ConfigError, match="no key is registered under 'rome'"):
+        start.revoke_silo(config, "rome")
+    assert read_registered(Path(config.state)) == {}
+
+
+def test_two_revocations_at_once_are_both_kept(config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 1)
+    others = list[threading.Thread]()
+
+    def slow(path: Path, data: bytes, mode: int) -> None:
+        """Writes what the first command has read, after a second command had time for all that it does."""
+        if not others:
+            others.append(threading.Thread(target=start.revoke_silo, args=(config, "rome")))
+            others[0].start()
+            others[0].join(0.5)
+        write_atomically(path, data, mode)
+
+    monkeypatch.setattr(start, "write_atomically", slow)
+    start.revoke_silo(config, "paris")
+    others[0].join()
+    assert struck(config) == ["paris", "rome"]
+
+
+def test_a_silo_that_is_registered_again_comes_back(
+    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 1)
+    start.revoke_silo(config, "rome")
+    monkeypatch.setattr(start, "register_each", lambda *arguments: Registered())
+    start.register_silos(config.model_copy(update={"silos": {"rome": str(tmp_path / "rome.node.pub")}}))
+    assert struck(config) == []
