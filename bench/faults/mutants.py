@@ -87,7 +87,9 @@ def judge(copy: Copy, mutant: Mutant, tests: Sequence[str], usual: Session, kill
     return Fate(session.killers, time.monotonic() - begin_s, session.first)
 
 
-def run_all(mutants: Sequence[Mutant], tests: Sequence[str], jobs: int, kept: Path, killers: int) -> dict[str, Fate]:
+def run_all(
+    mutants: Sequence[Mutant], tests: Sequence[str], jobs: int, kept: Path, killers: int = 2
+) -> dict[str, Fate]:
     """The fate of every mutant, by name."""
     with copies(jobs) as every:
         usual = as_it_is(every, kept, tests, sorted({mutant.file for mutant in mutants}))
