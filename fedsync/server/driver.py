@@ -314,9 +314,9 @@ class FlowerDriver:
         self._nodes.enrol(node, name, hello.facts.examples)
         return SiloJoined(now_s, name, hello.facts)
 
-    def _membership(self) -> list[Event]:
+    def _membership(self, *, at_once: bool = False) -> list[Event]:
         now_s = self._now_s()
-        gone, fresh = self._nodes.look()
+        gone, fresh = self._nodes.look(at_once=at_once)
         events: list[Event] = []
         for node in gone:
             self._outbox.forget(node)
@@ -396,4 +396,6 @@ class FlowerDriver:
 
     def _flush(self) -> list[Event]:
         lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
-        return [event for event in lost if event is not None]
+        events = [event for event in lost if event is not None]
+        # A silo whose node is gone must get no further order: it would fail each within milliseconds.
+        return [*events, *self._membership(at_once=True)] if events else []

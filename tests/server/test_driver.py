@@ -175,6 +175,35 @@ def test_silos_train_models_of_their_own_when_the_rounds_are_over(tmp_path: Path
     assert own == [(subject, silo) for subject in ("local", "tuned") for silo in "abc"]
 
 
+def test_a_silo_whose_node_is_away_for_a_while_still_gets_its_baseline(tmp_path: Path) -> None:
+    """Node 2 vanishes while orders are sent, between two checks for lost nodes, and is back two orders later."""
+    grid = DirectGrid(3)
+    apart: list[int] = []
+
+    def first(message: Message, context: Context) -> Message:
+        request = asked(message)
+        if isinstance(request, Train) and request.order.apart:
+            apart.append(request.order.after)
+            if len(apart) == 1:
+                grid.nodes.remove(2)
+            elif len(apart) == 3:
+                grid.nodes.add(2)
+                grid.starts[2] += 1
+            elif len(apart) > 3:
+                time.sleep(0.1)  # others train for as long as the silo needs to join
+        return honest(message, context)
+
+    grid.answers[1] = first
+    timing = Timeouts(poll_s=0.001, look_s=0.2, order_timeout_s=20, join_timeout_s=60)
+    overrides = ["stop.rounds=12", "evaluation.cross_site={local: true, fine_tune: 0}"]
+    _strategy(tmp_path, *overrides, timing=timing).start(grid)
+    assert apart == list(range(12))
+    failed = [line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"WorkFailed"' in line]
+    assert len(failed) == 1, "the order that could not be sent"
+    models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
+    assert [each["silo"] for each in models if each.get("silo")] == ["a", "b", "c"]
+
+
 def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
     seen = []
 
