@@ -362,7 +362,7 @@ class FlowerDriver:
             case Commit(version, _):
                 self._aggregator.commit(action)
                 for each in self._extensions:
-                    each.on_commit(version)
+                    each.on_version(version)
                 self._outbox.snapshot(self._answered, self._now_s())
                 self._outbox.questions(self._now_s())
             case HaltEarly(_, update_id):
@@ -371,8 +371,10 @@ class FlowerDriver:
                     self._held.append(action)
             case Savepoint():
                 self._aggregator.savepoint()
-            case Rollback():
+            case Rollback(version):
                 self._aggregator.rollback()
+                for each in self._extensions:
+                    each.on_version(version)
             case Discard(update_id, _):
                 self._aggregator.discard(update_id)
             case KeepBest(score):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
@@ -213,6 +213,22 @@ def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
     _strategy(tmp_path).start(DirectGrid(3), evaluate_fn=evaluate_fn)
     assert [version for version, _ in seen] == [0, 1, 2, 3]
     assert len({total for _, total in seen}) == 4
+
+
+def test_evaluate_fn_sees_the_version_of_a_rollback(tmp_path: Path) -> None:
+    """The first trial of this interval has three rounds from version 0, then version 4 is version 0 again."""
+    seen: dict[int, float] = {}
+
+    def evaluate_fn(version: int, arrays: ArrayRecord) -> MetricRecord:
+        seen[version] = float(np.sum([array.numpy().sum() for array in arrays.values()]))
+        return MetricRecord({"sum": seen[version]})
+
+    barrier = "barrier={kind: fsp, interval: {kind: linear, interval_s: 0.1}}"
+    result = _strategy(tmp_path, barrier, "stop.rounds=4").start(DirectGrid(3), evaluate_fn=evaluate_fn)
+    assert "Rollback" in (tmp_path / "journal.jsonl").read_text()
+    assert list(seen) == [0, 1, 2, 3, 4, 5]
+    assert seen[4] == seen[0] != seen[3]
+    assert list(result.evaluate_metrics_serverapp) == list(seen)
 
 
 def test_initial_arrays_are_where_training_starts(tmp_path: Path) -> None:
