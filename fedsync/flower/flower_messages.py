@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.common.foreign import shown
-from fedsync.flower.payloads import pack, unpack
+from fedsync.flower.payloads import SMALL_BYTES, pack, unpack
 from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.questions import Blob, SiloQuestion
 
@@ -69,9 +69,9 @@ def _content(texts: dict[str, str], payload: Payload | None) -> RecordDict:
     return RecordDict(records)  # type: ignore[arg-type]  # invariant, and it takes any record
 
 
-def together(sent: Sequence[Message]) -> int:
-    """Return how many leading messages fit into one request: several with small payloads, or one with a large."""
-    small = takewhile(lambda each: not each.content.array_records, sent[:MOST_TOGETHER])
+def together(asked: Sequence[SiloQuestion]) -> int:
+    """Return how many leading questions fit into one request: several with small payloads, or one with a large."""
+    small = takewhile(lambda each: each.payload is None or each.payload.nbytes <= SMALL_BYTES, asked[:MOST_TOGETHER])
     return max(1, sum(1 for _ in small))
 
 

@@ -185,7 +185,8 @@ class FedSync(Shipped):
             timeout: time after which an order without an update has failed [s]; by default as ``waiting`` says.
             train_config: further settings for the silos' own training code: numbers, text and booleans.
             evaluate_config: further settings for the silos' own evaluation code.
-            evaluate_fn: called at the server with every version and its arrays, from version 0 on.
+            evaluate_fn: called at the server with every version and its arrays, from version 0 on. A resumed run calls
+                it from the first version after its checkpoint on, and its result has no earlier metrics of this kind.
             later: keywords of later versions of Flower, which have no effect.
 
         Returns:
@@ -276,7 +277,7 @@ class FedSync(Shipped):
                 extensions.append(ServerEvaluation(evaluate_fn, current, given, result))
         for each in extensions:
             if moment is None:
-                each.on_commit(0)
+                each.on_version(0)
             elif coordinator.best is not None:
                 each.on_best(coordinator.best)
         checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)

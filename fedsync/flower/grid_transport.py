@@ -30,12 +30,13 @@ class GridTransport:
 
     def send(self, questions: Sequence[tuple[int, SiloQuestion]]) -> list[str | None]:
         named: list[str | None] = []
-        posted = [(question, messages.request(node, question)) for node, question in questions]
+        posted = list(questions)
         while posted:
-            count = messages.together([message for _, message in posted])
+            count = messages.together([question for _, question in posted])
             pushed, posted = posted[:count], posted[count:]
-            found = iter(self._grid.push_messages([message for _, message in pushed]))
-            for question, _ in pushed:
+            # Each message copies its payload, so messages are made one request at a time.
+            found = iter(self._grid.push_messages([messages.request(node, question) for node, question in pushed]))
+            for _, question in pushed:
                 identifier = next(found, "")  # Flower returns no identifiers if a message is too large
                 named.append(identifier or None)
                 if identifier:

@@ -50,6 +50,8 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 class ServerEvaluation(DriverExtension):
     """Evaluation of every version at the server, from version 0 on, by the user's function.
 
+    A resumed run continues with the first version after its checkpoint: ``result`` lacks the metrics of earlier ones.
+
     ``model`` returns the newest version; ``result`` gets the metrics.
     """
 
@@ -58,7 +60,7 @@ class ServerEvaluation(DriverExtension):
     ) -> None:
         self._evaluate, self._model, self._given, self._result = evaluate, model, given, result
 
-    def on_commit(self, version: int) -> None:
+    def on_version(self, version: int) -> None:
         metrics = self._evaluate(version, self._model().arrays(self._given))
         if metrics is not None:
             self._result.evaluate_metrics_serverapp[version] = metrics

@@ -71,7 +71,8 @@ class Options(TypedDict, total=False):
     """Share of the silos whose updates end a round; later updates are part of the next round: `quorum`."""
 
     server_rate: float
-    """Factor on each update; 1 / number of silos is the usual choice: `asp`, `ssp`, `pbsp`, `pssp`."""
+    """Factor on the step of each commit. With single updates (`asp`, `ssp`, `pbsp`, `pssp`), 1 / number of silos is the
+    usual choice. Unknown to `fedavg`, `bsp`, `deadline`, `quorum` and `fedasync`."""
 
     staleness: int
     """Maximum lead of a silo over the slowest silo [orders]; in `pssp`, over the sample: `ssp`, `pssp`."""
@@ -92,7 +93,7 @@ class Options(TypedDict, total=False):
     """``a.b=value`` assignments, as after ``--set``, for settings without a keyword. They are applied last."""
 
     policies: Mapping[str, Policy]
-    """Ready policies by section, as in `FedSync`."""
+    """Ready policies by section, as in `FedSync`. A keyword that sets a replaced section is refused."""
 
     on_round: Callable[[int], Mapping[str, bool | int | float | str]]
     """Settings of a round's orders, as in `FedSync`."""
@@ -130,6 +131,9 @@ _PLACES = {
 }
 """Keys of a strategy file by keyword."""
 
+_WHOLE = {"fraction_train": "barrier", "server_optimizer": "server_optimizer", "on_round": "on_round"}
+"""Section by keyword that sets or wraps a whole section."""
+
 _PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"}
 _PASSED_ON |= {"train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"}
 """Keywords that are passed to `FedSync`."""
@@ -146,6 +150,20 @@ def _steps_of(name: str, steps: int) -> dict[str, int]:
         case "fedcompass":
             return {"max_steps": steps, "min_steps": max(steps // 5, 1)}
     return {}
+
+
+def _refuse_replaced(here: str, options: Options) -> None:
+    """Raise `ConfigError` if a keyword or an override sets a section that a ready policy replaces."""
+    ready = options.get("policies") or {}
+    keys = {key: place for key, place in {**_PLACES, **_WHOLE}.items() if options.get(key) is not None}
+    if options.get("fraction_train") == 1:
+        del keys["fraction_train"]  # all silos: the barrier is not wrapped
+    places = [*keys.items(), *(("overrides", each.partition("=")[0].strip()) for each in options.get("overrides", ()))]
+    for key, place in places:
+        section = place.partition(".")[0]
+        if section in ready:
+            problem = f"policies[{section!r}] replaces the section that it sets"
+            raise ConfigError(f"{here}, {key}", problem, "Leave out one of the two, or set it in the policy")
 
 
 Made = TypeVar("Made", bound="Shipped", covariant=True)
@@ -226,6 +244,7 @@ class Shipped(OwnLoop):
         unknown = options.keys() - Options.__annotations__.keys()
         if unknown:
             raise unexpected(here, min(unknown), Options.__annotations__)
+        _refuse_replaced(here, options)
         file = YamlFile.read(locate(name))
         part = options.get("fraction_train")
         least = options.get("min_train_nodes") or _LEAST

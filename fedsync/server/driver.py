@@ -315,9 +315,9 @@ class FlowerDriver:
         self._nodes.enrol(node, name, hello.facts.examples)
         return SiloJoined(now_s, name, hello.facts)
 
-    def _membership(self) -> list[Event]:
+    def _membership(self, *, at_once: bool = False) -> list[Event]:
         now_s = self._now_s()
-        gone, fresh = self._nodes.look()
+        gone, fresh = self._nodes.look(at_once=at_once)
         events: list[Event] = []
         for node in gone:
             self._outbox.forget(node)
@@ -363,7 +363,7 @@ class FlowerDriver:
             case Commit(version, _):
                 self._aggregator.commit(action)
                 for each in self._extensions:
-                    each.on_commit(version)
+                    each.on_version(version)
                 self._outbox.snapshot(self._answered, self._now_s())
                 self._outbox.questions(self._now_s())
             case HaltEarly(_, update_id):
@@ -372,8 +372,10 @@ class FlowerDriver:
                     self._held.append(action)
             case Savepoint():
                 self._aggregator.savepoint()
-            case Rollback():
+            case Rollback(version):
                 self._aggregator.rollback()
+                for each in self._extensions:
+                    each.on_version(version)
             case Discard(update_id, _):
                 self._aggregator.discard(update_id)
             case KeepBest(score):
@@ -401,4 +403,6 @@ class FlowerDriver:
 
     def _flush(self) -> list[Event]:
         lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
-        return [event for event in lost if event is not None]
+        events = [event for event in lost if event is not None]
+        # A silo whose node is gone must get no further order: it would fail each within milliseconds.
+        return [*events, *self._membership(at_once=True)] if events else []

@@ -21,7 +21,8 @@ class DriverExtension:
         """Return new events for the coordinator, called at each turn; ``now_s`` is in seconds since the run began."""
         return ()
 
-    def on_commit(self, version: int) -> None: ...
+    def on_version(self, version: int) -> None:
+        """React to a new version of the model, from a commit or a rollback; version 0 is the first model."""
 
     def on_best(self, best: KeepBest) -> None:
         """React to a version that has become the best; a resumed run repeats it."""

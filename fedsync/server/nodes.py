@@ -150,14 +150,14 @@ class Nodes:
         """Name of a node in logs and errors: the silo's name, else the registered name, else the node's number."""
         return self._names.get(node) or self._registered.get(node) or f"node {node}"
 
-    def look(self) -> tuple[list[int], list[int]]:
+    def look(self, *, at_once: bool = False) -> tuple[list[int], list[int]]:
         """Return the nodes lost since the last look, and the new nodes, both ascending.
 
         A node that was lost and is back is reported as lost first, and as new by the next look: its pending messages
-        are lost. Both lists are empty if the last look was less than ``look_s`` ago.
+        are lost. Both lists are empty if the last look was less than ``look_s`` ago, unless ``at_once``.
         """
         begun_s = time.monotonic()
-        if begun_s < self._next_s:
+        if begun_s < self._next_s and not at_once:
             return [], []
         peers = self._members.peers()
         if self.regions is not None:

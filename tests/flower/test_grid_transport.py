@@ -1,5 +1,6 @@
 """Flower's messages as a transport: what goes together, and what is no answer."""
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,6 +81,27 @@ def test_a_large_question_goes_alone() -> None:
     grid, large = Counting(2), {1: SMALL_BYTES + 1, 2: 1}
     GridTransport(grid).send([(node, question(bytes_(large[node]))) for node in (2, 1, 1, 2, 2)])
     assert grid.requests == [[2], [1], [1], [2, 2]]
+
+
+def test_at_most_one_copy_of_a_large_payload_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy for each of a hundred silos would be a hundred models."""
+    alive, most, plain = set[int](), [0], messages.request
+
+    def counted(node: int, question: SiloQuestion) -> Message:
+        message = plain(node, question)
+        if message.content.array_records:
+            alive.add(id(message))
+            weakref.finalize(message, alive.discard, id(message))
+        most[0] = max(most[0], len(alive))
+        return message
+
+    monkeypatch.setattr(messages, "request", counted)
+    large = bytes_(SMALL_BYTES + 1)
+    grid = Counting(3)
+    names = GridTransport(grid).send([(node, question(large)) for node in (1, 4, 2, 3)])
+    assert [name is None for name in names] == [False, True, False, False]
+    assert grid.requests == [[1], [4], [2], [3]]
+    assert most == [1]
 
 
 def test_what_is_too_large_for_flower_is_lost() -> None:

@@ -12,6 +12,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.field_docs import meanings
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.orders import UpdateMeta
+from fedsync.core.weighting import Solver
 from fedsync.flower.shipped import Options
 from fedsync.policies.optimize.optimizer_policies import FedAvgM
 
@@ -136,6 +138,49 @@ def test_a_mistake_is_told_by_its_keyword(options: dict[str, Any], message: str)
     with pytest.raises(ConfigError) as caught:
         FedSync.a_bsp(**{"task": DIGITS, **options})
     assert str(caught.value).startswith(message)
+
+
+WITHOUT_EFFECT: list[tuple[str, dict[str, Any], str]] = [
+    ("fedavg", {"fraction_train": 0.5}, "barrier"),
+    ("fsp", {"interval_s": 5.0}, "barrier"),
+    ("pssp", {"sample_size": 2}, "barrier"),
+    ("asp", {"server_rate": 0.5}, "aggregation"),
+    ("fedasync", {"mixing": 0.5}, "aggregation"),
+    ("lb-bsp", {"server_optimizer": "fedavgm"}, "server_optimizer"),
+    ("lb-bsp", {"on_round": lambda round: {"mix": round}}, "on_round"),
+    ("lb-bsp", {"overrides": ["local.steps=3", "barrier.slack=0.3"]}, "barrier"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "section"), WITHOUT_EFFECT)
+def test_a_keyword_is_refused_whose_section_a_ready_policy_replaces(
+    name: str, options: dict[str, Any], section: str
+) -> None:
+    plain = FedSync.fedbuff(task=DIGITS, server_optimizer="fedavgm", overrides=["on_round={kind: decay}"]).config
+    ready = {section: getattr(plain, section)}
+    assert getattr(constructor(name)(task=DIGITS, policies=ready).config, section) == ready[section]
+    (option,) = options
+    with pytest.raises(ConfigError) as caught:
+        constructor(name)(task=DIGITS, policies=ready, **options)
+    assert caught.value.place == f"FedSync.{name.replace('-', '_')}, {option}"
+    assert f"policies[{section!r}]" in str(caught.value)
+
+
+def test_a_keyword_stays_that_acts_beside_a_ready_policy() -> None:
+    """`local_steps` and `min_train_nodes` also count elsewhere than in the barrier."""
+    ready = {"barrier": FedSync.fedavg(task=DIGITS).config.barrier}
+    config = FedSync.elastic(
+        task=DIGITS, local_steps=40, min_train_nodes=3, fraction_train=1.0, learning_rate=0.5, policies=ready
+    ).config
+    assert (config.local.steps, config.min_silos, config.barrier) == (40, 3, ready["barrier"])
+
+
+def test_the_server_rate_of_a_balanced_strategy_scales_its_step() -> None:
+    metas = [UpdateMeta("a/1", "a", 0, 5, 40, 100, 8, 0.0), UpdateMeta("b/1", "b", 0, 5, 40, 300, 8, 0.0)]
+    solver = Solver(momentum=0.0, pull=0.0)
+    plain, half = (FedSync.lb_bsp(task=DIGITS, server_rate=rate).config.aggregation for rate in (1.0, 0.5))
+    assert list(plain.weigher(solver).coefficients(metas, 0)) == pytest.approx([0.25, 0.75])
+    assert list(half.weigher(solver).coefficients(metas, 0)) == pytest.approx([0.125, 0.375])
 
 
 def test_an_unknown_keyword_is_told_as_python_does() -> None:

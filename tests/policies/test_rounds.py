@@ -44,6 +44,14 @@ def test_rates_by_hand() -> None:
     ]
 
 
+def test_a_decaying_rate_never_becomes_zero() -> None:
+    """By hand: 0.9 ** 7,100 is below the smallest double. A balancer may have divided the order's rate, here by 100."""
+    assert 0.9**7_100 == 0.0
+    order = replace(ORDER, base_version=7_100, learning_rate=0.001)
+    assert 0 < RoundHook(Decay(factor=0.9), 0.1).on_order(order).learning_rate < 1e-300
+    assert Decay(factor=0.9).settings(6_000, 0.1)["learning_rate"] == 0.1 * 0.9**5_999
+
+
 def test_the_round_s_settings_are_in_its_orders_and_are_asked_for_once() -> None:
     asked: list[int] = []
 

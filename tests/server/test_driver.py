@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
@@ -175,6 +175,35 @@ def test_silos_train_models_of_their_own_when_the_rounds_are_over(tmp_path: Path
     assert own == [(subject, silo) for subject in ("local", "tuned") for silo in "abc"]
 
 
+def test_a_silo_whose_node_is_away_for_a_while_still_gets_its_baseline(tmp_path: Path) -> None:
+    """Node 2 vanishes while orders are sent, between two checks for lost nodes, and is back two orders later."""
+    grid = DirectGrid(3)
+    apart: list[int] = []
+
+    def first(message: Message, context: Context) -> Message:
+        request = asked(message)
+        if isinstance(request, Train) and request.order.apart:
+            apart.append(request.order.after)
+            if len(apart) == 1:
+                grid.nodes.remove(2)
+            elif len(apart) == 3:
+                grid.nodes.add(2)
+                grid.starts[2] += 1
+            elif len(apart) > 3:
+                time.sleep(0.1)  # others train for as long as the silo needs to join
+        return honest(message, context)
+
+    grid.answers[1] = first
+    timing = Timeouts(poll_s=0.001, look_s=0.2, order_timeout_s=20, join_timeout_s=60)
+    overrides = ["stop.rounds=12", "evaluation.cross_site={local: true, fine_tune: 0}"]
+    _strategy(tmp_path, *overrides, timing=timing).start(grid)
+    assert apart == list(range(12))
+    failed = [line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"WorkFailed"' in line]
+    assert len(failed) == 1, "the order that could not be sent"
+    models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
+    assert [each["silo"] for each in models if each.get("silo")] == ["a", "b", "c"]
+
+
 def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
     seen = []
 
@@ -184,6 +213,22 @@ def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
     _strategy(tmp_path).start(DirectGrid(3), evaluate_fn=evaluate_fn)
     assert [version for version, _ in seen] == [0, 1, 2, 3]
     assert len({total for _, total in seen}) == 4
+
+
+def test_evaluate_fn_sees_the_version_of_a_rollback(tmp_path: Path) -> None:
+    """The first trial of this interval has three rounds from version 0, then version 4 is version 0 again."""
+    seen: dict[int, float] = {}
+
+    def evaluate_fn(version: int, arrays: ArrayRecord) -> MetricRecord:
+        seen[version] = float(np.sum([array.numpy().sum() for array in arrays.values()]))
+        return MetricRecord({"sum": seen[version]})
+
+    barrier = "barrier={kind: fsp, interval: {kind: linear, interval_s: 0.1}}"
+    result = _strategy(tmp_path, barrier, "stop.rounds=4").start(DirectGrid(3), evaluate_fn=evaluate_fn)
+    assert "Rollback" in (tmp_path / "journal.jsonl").read_text()
+    assert list(seen) == [0, 1, 2, 3, 4, 5]
+    assert seen[4] == seen[0] != seen[3]
+    assert list(result.evaluate_metrics_serverapp) == list(seen)
 
 
 def test_initial_arrays_are_where_training_starts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import cos, isfinite, pi
+from sys import float_info
 from typing import Any, ClassVar
 
 from fedsync.common.errors import ConfigError, PolicyError
@@ -102,10 +103,11 @@ class Decay(RoundPolicy):
     """Number of rounds with the same rate."""
 
     least: PartOfOne = 0.0
-    """Lower limit of the rate, as a share of ``local.learning_rate``."""
+    """Lower limit of the rate, as a share of ``local.learning_rate``. With 0, the rate still never becomes 0."""
 
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
-        return {RATE: learning_rate * max(self.factor ** ((round - 1) // self.every), self.least)}
+        rate = learning_rate * max(self.factor ** ((round - 1) // self.every), self.least)
+        return {RATE: max(rate, float_info.min)}  # a product of so many factors may underflow to 0
 
 
 @register("cosine")
