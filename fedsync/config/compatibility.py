@@ -20,7 +20,19 @@ _MANY = "many: bsp, a-bsp, fsp or elastic"
 def check_together(config: StrategySections) -> None:
     """Raise `ValueError` if sections of a strategy contradict each other: a line for each, with its remedy."""
     found = [problem for problem, wrong in _policies(config).items() if wrong]
-    for check in (_balance, _statistics, _survival, _encrypted, _steps, _controls, _rounds, _masked, _sealed, private):
+    for check in (
+        _balance,
+        _own_loop,
+        _statistics,
+        _survival,
+        _encrypted,
+        _steps,
+        _controls,
+        _rounds,
+        _masked,
+        _sealed,
+        private,
+    ):
         try:
             # Only the first of a group: others often follow from it.
             found += [problem for problem, wrong in check(config).items() if wrong][:1]
@@ -111,6 +123,29 @@ def _policies(config: StrategySections) -> dict[str, bool]:
         f"aggregation.kind {aggregation.kind!r} mixes models that were trained from a version, and with barrier.carry "
         "silos train from another model; write carry: 0": config.barrier.carries and weigher.toward,
         f"extensions has {twice!r} twice; list each kind once": twice is not None,
+    }
+
+
+def _own_loop(config: StrategySections) -> dict[str, bool]:
+    """Keys of ``local`` that a training loop of the user's own does not receive.
+
+    A proximal term is refused only where it would weigh updates: `fedasync` ships one.
+    """
+    task, local = config.task, config.local
+    if not task.own_loop:
+        return {}
+    ignored = {
+        "optimizer": local.optimizer != "sgd",
+        "momentum": local.momentum > 0,
+        "weight_decay": local.weight_decay > 0,
+        "clip_norm": local.clip_norm is not None,
+        "precision": local.precision != "fp32",
+        "proximal": local.proximal > 0 and config.aggregation.normalises,
+    }
+    return {
+        f"local.{key} has no effect on task.kind {task.kind}, which has a loop of its own; leave it out, and set it in "
+        "that loop": wrong
+        for key, wrong in ignored.items()
     }
 
 

@@ -141,14 +141,19 @@ class CsvTask(Task):
         return SiloData(train, test, validation)
 
     def persons(self, slot: SiloSlot, column: str) -> NDArray[np.int64]:
-        """Number of the person of each training row, by the cells of ``column``; a gap is a person of its own."""
+        """Number of the person of each training row, by the cells of ``column``.
+
+        A gap, by the column's rule, is a person of its own. One person for all gaps would have rows of several people,
+        and each of them could change its clipped gradient by twice the clip.
+        """
         rows = self._rows(slot)
         check_column("privacy.person_column", column, rows.table.columns, rows.table.file)
         if column in [one.name for one in rows.columns]:
             problem = f"{column!r} names persons, and the run trains on it"
             raise ConfigError("task.ignore", problem, f"Write ignore: [{column}]")
         cells = rows.table.cells[column].to_numpy()[rows.train].astype(str)
-        named = np.array([cell if cell.strip() else f"\0{row}" for row, cell in enumerate(cells)])
+        rule = self._rules.get(column, PLAIN)
+        named = np.array([f"\0{row}" if rule.is_gap(cell) else cell for row, cell in enumerate(cells)])
         return np.unique(named, return_inverse=True)[1].astype(np.int64)
 
     def table(self, slot: SiloSlot) -> TableForm:

@@ -255,9 +255,22 @@ def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Tensor], mode: int | None = None) -> None:
-    """Write a state dict, as ``torch.load(path, weights_only=True)`` reads it; the write is atomic.
+    """Write a state dict, as ``torch.load(path, weights_only=True)`` reads it on any machine; the write is atomic.
 
     ``mode`` is the file's; None for the process's default. Raises `ConfigError` if the file cannot be written.
     """
     with written_atomically(path, mode) as file:
-        torch.save(state, file)
+        torch.save(_on_cpu(state), file)
+
+
+def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on the CPU: a file of a GPU's tensors needs a GPU to load. Tied tensors stay one."""
+    moved = dict[object, Tensor]()
+    for tensor in state.values():
+        if _identity(tensor) not in moved:
+            moved[_identity(tensor)] = tensor.cpu()
+    return {name: moved[_identity(tensor)] for name, tensor in state.items()}
+
+
+def _identity(tensor: Tensor) -> object:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -322,6 +322,26 @@ def test_trainers_share_what_the_optimizer_of_an_own_loop_imports(task: str) -> 
     assert load(f"task={task}").task.libraries == ("torch._dynamo",)
 
 
+@pytest.mark.parametrize("kind", ["{kind: silo-app, file: app.py}", "{kind: clientapp, app: 'a.b:app'}"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optimizer", "adam"),
+        ("momentum", "0.9"),
+        ("weight_decay", "0.01"),
+        ("clip_norm", "1.0"),
+        ("precision", "bf16"),
+        ("proximal", "0.1"),
+    ],
+)
+def test_a_key_that_an_own_loop_does_not_receive_is_refused(kind: str, key: str, value: str) -> None:
+    given = [f"local.{key}={value}", "aggregation.kind=fednova"]
+    load(*given)
+    load(f"task={kind}", "local.optimizer=sgd", "local.proximal=0.01", "aggregation.kind=fedavg")
+    with pytest.raises(ConfigError, match=rf"local\.{key}: has no effect on task\.kind .*Leave it out, and set it in"):
+        load(f"task={kind}", *given)
+
+
 def test_a_proximal_term_that_makes_silos_swing_is_refused_where_it_is_normalised() -> None:
     with pytest.raises(ConfigError, match=r"5 times local\.learning_rate 0\.2 is not below 1"):
         load("local.proximal=5.0", "aggregation.kind=fednova")

@@ -115,6 +115,7 @@ def test_rows_of_a_person_are_added_up_in_pieces_that_fit(random: Fixed, monkeyp
         found.append(subject.run(order(batch_size=1), START, Cursor()))
     assert sizes == [4, 1, 1, 1, 1]
     np.testing.assert_allclose(found[0].update, found[1].update, rtol=1e-6)
+    assert found[0].report.loss == pytest.approx(found[1].report.loss), "the mean over rows, however units are cut"
 
 
 def test_persons_are_told_for_each_row() -> None:

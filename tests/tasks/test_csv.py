@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedsync.common.errors import ConfigError
+from fedsync.model.table_columns import ColumnRule
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 
@@ -193,3 +194,14 @@ def test_unknown_columns_in_options_are_named(tmp_path: Path, option: str) -> No
 def test_one_file_a_silo(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.files: 1 files for 2 silos"):
         load(CsvTask((write(tmp_path, "a.csv", GOOD),), "sick"), 0, 2)
+
+
+@pytest.mark.parametrize("columns", [{}, {"who": ColumnRule(gaps=("unknown",))}], ids=["usual", "named"])
+def test_rows_without_a_person_are_of_different_persons(tmp_path: Path, columns: dict[str, ColumnRule]) -> None:
+    gap = "unknown" if columns else "NA"
+    cells = ["ann", "ann", gap, gap, "", "", "?" if not columns else gap, "bob"]
+    text = "age,who,sick\n" + "".join(f"{20 + row},{cell},{row % 2}\n" for row, cell in enumerate(cells))
+    task = CsvTask((write(tmp_path, "a.csv", text),), "sick", test_share=0.0, ignore=("who",), columns=columns)
+    persons = task.persons(SiloSlot("a", 0, 1, seed=7), "who")
+    assert len(persons) == 8 and np.bincount(persons).tolist().count(1) == 6
+    assert persons.max() == 6, "ann has two rows, and each other row is of another person"

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from torch import nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
-from fedsync.train.weights import TaskModel, Weights, initial_model
+from fedsync.train.weights import TaskModel, Weights, initial_model, save_state
 from tests.memory import traced
 from tests.train.make import TwoClasses
 
@@ -72,6 +73,22 @@ def test_a_saved_model_loads_with_torch_alone(tmp_path: Path) -> None:
     module.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     np.testing.assert_array_equal(Weights(module).read(), vector)
     assert layout.names == tuple(module.state_dict())
+
+
+class OnGpu(torch.Tensor):
+    """Tensor that only `cpu` makes a plain tensor, as of a GPU."""
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_a_model_from_a_gpu_loads_on_a_machine_without_one(tmp_path: Path) -> None:
+    """Without a GPU: ``weights_only`` refuses tensors of a class of one's own, as CUDA tensors are refused."""
+    state = {name: tensor.as_subclass(OnGpu) for name, tensor in Tied().state_dict().items()}
+    save_state(tmp_path / "model.pt", state)
+    loaded = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert loaded["embed.weight"].data_ptr() == loaded["out.weight"].data_ptr(), "tied weights stay tied"
+    torch.testing.assert_close(loaded["out.weight"], state["out.weight"].cpu())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

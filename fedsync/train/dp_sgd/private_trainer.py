@@ -123,7 +123,7 @@ class PrivateTrainer(Trainer):
             yield torch.from_numpy(self._random.chosen(units, rate))
 
     def _gradients(self, rows: Tensor) -> Tensor:
-        """Set the parameters' gradients to the noisy mean over the units ``rows``; return the mean loss."""
+        """Set the parameters' gradients to the noisy mean over units; return the mean loss of their rows."""
         assert self._settings is not None
         sums: list[Tensor] | None = None
         losses = torch.zeros((), device=self._device)
@@ -137,7 +137,10 @@ class PrivateTrainer(Trainer):
         penalty = private_step.penalty_of(self._task, self._model)
         if penalty is not None:
             penalty.backward()  # type: ignore[no-untyped-call]  # it adds to these gradients
-        return losses / max(len(rows), 1)
+        return losses / max(self._number_of_rows(rows.numpy()), 1)
+
+    def _number_of_rows(self, units: NDArray[np.int64]) -> int:
+        return len(units) if self._rows_of is None else sum(len(self._rows_of[unit]) for unit in units)
 
     @property
     def _piece(self) -> int:
@@ -145,10 +148,11 @@ class PrivateTrainer(Trainer):
         return max(1, min(_MOST_VALUES // values, self._cap.largest or self.examples))
 
     def _clipped(self, units: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
-        """Return the summed loss of units, and the sum of their clipped gradients for each parameter."""
+        """Return the summed loss of the units' rows, and the sum of the clipped gradients for each parameter."""
         assert self._clipping is not None
         loss, of_units = self._single(units) if self._rows_of is None else self._means(self._rows_of, units)
-        return (loss * len(units)).nan_to_num(0.0, 0.0, 0.0), clipped_sums(self._clipping, of_units)
+        total = loss * self._number_of_rows(units)
+        return total.nan_to_num(0.0, 0.0, 0.0), clipped_sums(self._clipping, of_units)
 
     def _single(self, rows: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
         """Return the mean loss of rows, and the gradient of each, [rows, ...] a parameter."""
