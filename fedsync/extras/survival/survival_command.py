@@ -27,9 +27,7 @@ def survival(
     from fedsync.extras.survival.survival_results import result_here, result_of_run
 
     if (folder is None) == (silo is None):
-        raise ConfigError(
-            "fedsync survival", "a run or a silo's file is needed, one of them", "Add DIR, or --silo FILE"
-        )
+        raise ConfigError("fedsync survival", "either a run or a silo's file is needed", "Add DIR, or --silo FILE")
     if out is not None:
         check_result(out, "--out")
     found = result_of_run(folder) if folder is not None else result_here(Path(str(silo)), run)
