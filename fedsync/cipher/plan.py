@@ -201,6 +201,6 @@ def check_sums(metrics: Sequence[AnyMetric]) -> None:
             metric = next(each.name for each in metrics if each.statistic == statistic)
             takes = f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots"
             problem = f"{takes} of a sealed header, and {left} of {MOST_SUMS} are left"
-            remedy = "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`"
+            remedy = "Remove metrics, choose fewer bins or classes, or write `metrics: plain` below `cipher`"
             raise ConfigError("evaluation.metrics", problem, remedy)
         left -= needs

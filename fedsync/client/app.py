@@ -75,8 +75,8 @@ class SiloApp:
         missing = [each.name for each in parameters if each.name not in known and _must_be_given(each)]
         if missing:
             place = f"{function.__code__.co_filename}, {function.__name__}"
-            remedy = f"There is {', '.join(known)}; more comes by silo.use(model, train, val, {missing[0]}=...)"
-            raise ConfigError(place, f"it takes {', '.join(missing)}, which nobody gives", remedy)
+            remedy = f"Use {', '.join(known)}, or add silo.use(model, train, val, {missing[0]}=...)"
+            raise ConfigError(place, f"it takes {', '.join(missing)}, which has no value", remedy)
         return function(**{each.name: known[each.name] for each in parameters if each.name in known})
 
     def _registered(self, name: str) -> Callable[[Function], Function]:
@@ -167,11 +167,11 @@ class Silo:
             ConfigError: the number of samples is unknown, or a name is taken.
         """
         if examples is None and not isinstance(train, Sized):
-            problem = f"a {type(train).__name__} has no length, so nobody knows how many samples this silo holds"
+            problem = f"a {type(train).__name__} has no length, so the number of this silo's samples is unknown"
             raise ConfigError("silo.use", problem, "Give examples=, the number of training samples")
         taken = {"work", "silo"} & more.keys()
         if taken:
-            problem = f"{', '.join(sorted(taken))} is what FedSync gives to functions"
+            problem = f"{', '.join(sorted(taken))} is reserved for FedSync's own arguments"
             raise ConfigError("silo.use", problem, "Choose another name")
         count = len(train) if examples is None else examples
         patterns = PartPatterns(None if share is None else _begin(share), _begin(private))

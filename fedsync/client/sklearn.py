@@ -39,7 +39,7 @@ class SklearnModel(nn.Module):
             value = getattr(fitted, name, None)
             if not isinstance(value, np.ndarray):
                 problem = f"{type(estimator).__name__} has no array {name}"
-                raise ConfigError("SklearnModel", problem, "Take a linear one that fits an intercept")
+                raise ConfigError("SklearnModel", problem, "Use a linear estimator that fits an intercept")
             self.register_buffer(name, torch.zeros(value.shape, dtype=torch.float64))
 
     @contextmanager

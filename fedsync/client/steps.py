@@ -115,4 +115,4 @@ def _again(loader: Iterable[T]) -> Iterator[T]:
             yield batch
         if empty:
             problem = "the loader has no batch"
-            raise ConfigError("fedsync.client.steps", problem, "Give it one; drop_last leaves none of few samples")
+            raise ConfigError("fedsync.client.steps", problem, "Give it more samples, or remove drop_last")

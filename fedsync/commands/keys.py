@@ -38,7 +38,7 @@ def encrypt(
     from fedsync.cipher.keys.key_files import set_passphrase
 
     for path in set_passphrase(folder, _passphrase(descriptor, "New passphrase")):
-        say(f"{path}: under the passphrase; without it, nobody opens it again")
+        say(f"{path}: encrypted with the passphrase; without the passphrase, it is lost")
 
 
 @app.command()
@@ -49,7 +49,7 @@ def decrypt(
     from fedsync.cipher.keys.key_files import set_passphrase
 
     for path in set_passphrase(folder, None):
-        say(f"{path}: plain, for its owner alone")
+        say(f"{path}: unencrypted; only its owner can read it")
 
 
 @app.command()

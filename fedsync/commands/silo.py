@@ -76,7 +76,7 @@ def unlock(file: File) -> None:
     """Let a silo take part again after integrity failures, and show what happened."""
     config = SiloStartConfig.load(file)
     if config.keys is None:
-        raise ConfigError(f"{file}, keys", "a silo without keys is never locked", "There is nothing to do")
+        raise ConfigError(f"{file}, keys", "a silo without keys is never locked", "No action is needed")
     from fedsync.cipher.keys.keyring import open_ring
     from fedsync.cipher.keys.passphrase import NAMED_BY
     from fedsync.silo.owner.lockout import Lockout
@@ -109,7 +109,7 @@ def approve(
     approvals = Approvals(Path(config.state) / APPROVALS)
     if digest is None:
         if refuse:
-            raise ConfigError("--refuse", "no run is named", "Name the digest of one that waits")
+            raise ConfigError("--refuse", "no run is named", "Name the digest of a waiting run")
         for run in approvals.waiting():
             say(*summary(run, config), most=None)
         for known, yes in approvals.decided():

@@ -56,8 +56,8 @@ class Proxy:
                 return cls(url.hostname, url.port or 80, user)
         except ValueError:
             pass
-        problem = "it names no HTTP proxy, which is the one kind that FedSync goes through"
-        raise ConfigError(place, problem, "Write http://HOST:PORT, and http:// also where HTTPS goes through it")
+        problem = "not an HTTP proxy, and FedSync supports no other kind"
+        raise ConfigError(place, problem, "Write http://HOST:PORT, also for HTTPS connections")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _tunnel(proxy: Proxy, target: str, timeout_s: float) -> socket.socket:
         _judge(proxy, target, _head(raw))
     except (UnicodeError, TimeoutError) as error:
         raw.close()
-        raise ProxyRefused(f"the proxy {proxy} says nothing to CONNECT: {error}", _remedy(target)) from error
+        raise ProxyRefused(f"the proxy {proxy} does not answer CONNECT: {error}", _remedy(target)) from error
     except BaseException:
         raw.close()
         raise
@@ -175,20 +175,20 @@ def _judge(proxy: Proxy, target: str, head: bytes) -> None:
     if 200 <= status < 300:
         return
     if status == _AUTHENTICATE:
-        wants = "wants a user and a password" if proxy.credentials is None else "refuses the user and the password"
+        wants = "requires a user and a password" if proxy.credentials is None else "refuses the user and the password"
         raise ProxyRefused(
             f"the proxy {proxy} {wants} ({told})",
-            f"Write HTTPS_PROXY=http://USER:PASSWORD@{proxy} into the silo's environment; where it wants NTLM or "
+            f"Write HTTPS_PROXY=http://USER:PASSWORD@{proxy} into the silo's environment; if it requires NTLM or "
             "Kerberos, put a local proxy that speaks it in between",
         )
     if status in _UNREACHED:
-        remedy = f"Check the server's address and that the server runs, and ask who runs the proxy for {target}"
+        remedy = f"Check the server's address and that the server runs, and ask the proxy's operator about {target}"
         raise ProxyRefused(f"the proxy {proxy} cannot reach {target} ({told})", remedy)
     raise ProxyRefused(f"the proxy {proxy} refuses to connect to {target} ({told})", _remedy(target))
 
 
 def _remedy(target: str) -> str:
-    return f"Have who runs it allow CONNECT to {target}, or add the host to NO_PROXY where there is a direct way"
+    return f"Have its operator allow CONNECT to {target}, or add a host with a direct connection to NO_PROXY"
 
 
 def _here(host: str) -> bool:

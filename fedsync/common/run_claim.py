@@ -138,8 +138,8 @@ def _check_free(folder: Path, existing: Existing, runs: Sequence[str]) -> None:
         return
     other = "choose another folder, or replace it with --overwrite (in Python overwrite=True)"
     if any(folder.glob(f"{CHECKPOINTS}/*.ckpt")) and not _has_ended(folder / "summary.json"):
-        remedy = f"Go on with it: --resume {folder}; or {other}"
-        raise ConfigError(str(folder), "a run was cut off here, and can go on", remedy)
+        remedy = f"Resume it with --resume {folder}; or {other}"
+        raise ConfigError(str(folder), "a run was interrupted here, and can be resumed", remedy)
     raise ConfigError(str(folder), "the folder has the files of a run", f"C{other[1:]}")
 
 

@@ -73,7 +73,7 @@ def release(
         if place < idle and (silo is None or silo.order is not None):
             raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", recent)
         if silo is None or len(silo.orders) != (place >= idle):
-            raise PolicyError(f"the barrier queues an order for {name!r}, which has not just one in work", recent)
+            raise PolicyError(f"the barrier queues an order for {name!r}, which does not have one in work", recent)
         # A silo evaluates each version at most once.
         evaluated = silo.order is not None and silo.order.base_version == state.version
         evaluate = name in evaluators and not evaluated

@@ -137,7 +137,7 @@ def sound(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> bool:
 def check_sealed(silo: str, report: WorkReport) -> None:
     """Raise ProtocolError for plain figures in a sealed run; the message omits them, because errors are logged."""
     if report.loss is not None or report.evaluation is not None or report.metrics:
-        raise ProtocolError(silo, "metrics", "it tells figures that the run wants sealed")
+        raise ProtocolError(silo, "metrics", "it sends unencrypted metrics, which this run encrypts")
 
 
 def usable_figures(figures: PooledFigures, version: int) -> bool:
@@ -165,7 +165,7 @@ def check_facts(silo: str, facts: SiloFacts) -> None:
     if not 1 <= facts.examples <= MAX_EXAMPLES:
         raise ProtocolError(silo, "examples", f"{facts.examples} training samples, at most {MAX_EXAMPLES}")
     if facts.memory_samples is not None and not 1 <= facts.memory_samples <= MAX_COUNT:
-        raise ProtocolError(silo, "memory", f"room for {facts.memory_samples} samples")
+        raise ProtocolError(silo, "memory", f"memory for {facts.memory_samples} samples")
     if facts.declared_speed is not None:
         check_speed(silo, facts.declared_speed)
     if len(facts.device) > MAX_NAME:
@@ -178,7 +178,7 @@ def check_facts(silo: str, facts: SiloFacts) -> None:
 
 def _check_presence(silo: str, said: Presence | None) -> None:
     if said is not None and not said.sound:
-        raise ProtocolError(silo, "presence", f"there for {said.left_s} s, and again in {said.back_s} s")
+        raise ProtocolError(silo, "presence", f"available for {said.left_s} s, and again in {said.back_s} s")
 
 
 def check_speed(silo: str, speed: float) -> None:
@@ -210,7 +210,7 @@ def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Stat
             raise ProtocolError(silo, "evaluation", f"{name[:MAX_NAME]!r} = {mean} of {count} samples")
     _check_sums(silo, evaluation.sums, known)
     if not evaluation.gains.keys() <= _SUBJECTS:
-        raise ProtocolError(silo, "evaluation", f"gains of {len(evaluation.gains)} models that no run has")
+        raise ProtocolError(silo, "evaluation", f"gains of {len(evaluation.gains)} models that do not exist")
     for found in evaluation.gains.values():
         if len(found) > MAX_METRICS or not all(
             METRIC_NAME.fullmatch(name) and -MAX_ENTRY <= low <= high <= MAX_ENTRY
@@ -226,13 +226,13 @@ def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping
         raise ProtocolError(silo, "statistics", problem)
     for key, values in sums.items():
         array = np.array(values, np.float64)
-        problem = "" if (np.abs(array) <= MAX_ENTRY).all() else "sums that are none"
+        problem = "" if (np.abs(array) <= MAX_ENTRY).all() else "invalid sums"
         if known is not None and not problem:
             statistic = known.get(key)
             if statistic is None or len(values) != statistic.size:
-                problem = f"{len(values)} entries that nobody asked for"
+                problem = f"{len(values)} entries that were not requested"
             elif statistic.whole and not ((array >= 0) & (array <= MAX_COUNT) & (array == np.floor(array))).all():
-                problem = "counts that are none"
+                problem = "invalid counts"
             else:
                 problem = statistic.problem(array)
         if problem:

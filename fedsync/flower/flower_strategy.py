@@ -376,7 +376,7 @@ class FedSync(Shipped):
         except (PartsError, HugeModel):
             raise
         except ConfigError as error:
-            logger.info("asking a silo for the model, for the server cannot build it: %s", error)
+            logger.info("asking a silo for the model, because the server cannot build it: %s", error)
             model, about = ask_for_model(silos, spec, timing, self._admission, values=given is None)
         return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
 

@@ -154,7 +154,7 @@ class HubTransport:
                 away = False
             except Exception as error:  # the SuperLink is away, or was restarted
                 if not away:
-                    logger.warning("the SuperLink does not answer; silos that are here go on: %s", error)
+                    logger.warning("the SuperLink does not answer; connected silos continue: %s", error)
                 away = True
 
     def _invite(self) -> None:
@@ -200,7 +200,7 @@ class HubTransport:
                     answer = answer_in(reply, "", 0)
                     kept.problem = None if answer.text == JOINED else replace(answer, relay=False)
         except Exception as error:  # the SuperLink is away
-            logger.debug("a reply is not to be had: %s", error)
+            logger.debug("a reply cannot be fetched: %s", error)
         finally:
             self._hearing.discard(identifier)
 

@@ -192,7 +192,7 @@ def revoke_keys(name: str, home: Path, connection: str) -> int:
         done = _unregistered(doomed, home, connection)
         _save(home, known)
     if len(done) < len(doomed):
-        raise RunError(f"the SuperLink did not take back {len(doomed) - len(done)} keys of {name!r}; {_BY_HAND}")
+        raise RunError(f"the SuperLink did not unregister {len(doomed) - len(done)} keys of {name!r}; {_BY_HAND}")
     return len(done)
 
 
@@ -209,7 +209,7 @@ def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]
         )  # fmt: skip
         said, why = done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
-        said, why = (error.stdout or b"").decode(errors="replace"), "Flower's command line does not come back"
+        said, why = (error.stdout or b"").decode(errors="replace"), "Flower's command line did not end in time"
     except OSError as error:
         said, why = "", f"Flower's command line cannot be started: {error.strerror}"
     answers = []

@@ -287,7 +287,7 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, Cert
         if issuer is None or issuer == x509.load_pem_x509_certificate(authority.read_bytes()).subject:
             raise  # perhaps another federation's server: authorities share a default name
         through = "a proxy between" if way.proxy is None else f"a proxy between ({way.proxy}, or one behind it)"
-        remedy = f"Have who runs it pass TLS to {way} on as it is; a silo trusts the federation's authority alone"
+        remedy = f"Have its operator pass TLS to {way} unchanged; silos trust only the federation's authority"
         if way.proxy is None:
             remedy += ". If no proxy is there, another server has the address"
         name = shown(issuer.rfc4514_string(), 200)

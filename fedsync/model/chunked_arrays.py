@@ -206,7 +206,7 @@ class ArrayKeeper:
         if not self._or_memory:
             raise error
         if not self._failed:
-            logger.warning("what is large stays in memory: %s", error)
+            logger.warning("large arrays stay in memory: %s", error)
         self._failed = True
 
 

@@ -154,7 +154,7 @@ class PlainReplica:
         return replace(report, metrics={**report.metrics, **told}) if told else report
 
     def answer(self, question: Payload) -> Payload:
-        raise ProtocolError("server", "question", "asked about masks where nothing is encrypted")
+        raise ProtocolError("server", "question", "asked about masks in an unencrypted run")
 
     def snapshot(self) -> Payload:
         raise PolicyError("a silo that keeps no model is asked for it")

@@ -147,7 +147,7 @@ class ServerOptimizer(ABC):
         if moments.steps < 0 or len(moments.vectors) != self.vectors:
             raise ValueError(f"{len(moments.vectors)} moments of {moments.steps} steps")
         if not self._comes_to(moments.powers):
-            raise ValueError("powers that no decay comes to")
+            raise ValueError("powers that no decay produces")
         for which, vector in enumerate(moments.vectors):
             low, high = self._range(which)
             for start, stop in spans(vector.size, 4):

@@ -105,13 +105,13 @@ def infer(rule: ColumnRule, cells: Iterable[str]) -> tuple[Kind, dict[str, str]]
     alike = {cell: _wrong(rule, cell) for cell in words if rule.kind == "number" or _LIKE_A_NUMBER.match(cell)}
     if words and not alike and len(words) == len(known):
         return "text", {}
-    return "number", alike or dict.fromkeys(words, "the column holds numbers, and a word here")
+    return "number", alike or dict.fromkeys(words, "the column holds numbers, but this cell is a word")
 
 
 def _wrong(rule: ColumnRule, cell: str) -> str:
     value = rule._parsed(cell)
     if value is None:
-        alike = "the cell looks like a number or a date, and is no plain number"
+        alike = "the cell looks like a number or a date, but is no plain number"
         return "the cell is no number" if rule.kind else alike
     size = "no finite number" if math.isinf(value) else f"a number beyond {MOST_CELL:.4g}"
     return f"the cell is {size}"
@@ -161,4 +161,4 @@ def difference(mine: TableForm, theirs: TableForm, other: str) -> str:
 def described(columns: Mapping[ColumnForm, int]) -> str:
     """Return one line for users: the inferred kinds of columns without a rule, with their numbers of gaps."""
     told = [f"{one.name} {one.meaning}" + (f" ({gaps} gaps)" if gaps else "") for one, gaps in columns.items()]
-    return f"columns, taken by their cells: {', '.join(told)}. Say it for certain in task.columns"
+    return f"kinds of columns, guessed from their cells: {', '.join(told)}. State them in task.columns"

@@ -95,12 +95,12 @@ def divide(
     for where, patterns in sources.items():
         for pattern in patterns.all:
             if not any(matches(name, (pattern,)) for name in tensors):
-                raise PartsError(where, f"no tensor's name fits {pattern!r}", _names(tensors))
+                raise PartsError(where, f"no tensor's name matches {pattern!r}", _names(tensors))
     found = {name: _part(name, facts, sources) for name, facts in tensors.items()}
     _check_ties(tensors, found, place if own.all else RUN)
     parts = Parts(*(tuple(name for name in found if found[name] == part) for part in ("shared", "private", "frozen")))
     if not parts.shared:
-        problem = f"nothing is left that travels: {len(parts.private)} tensors are private, {len(parts.frozen)} frozen"
+        problem = f"no tensor is left to send: {len(parts.private)} tensors are private, {len(parts.frozen)} frozen"
         raise PartsError(place if own.all and not run.all else RUN, problem, f"Share some. {_names(tensors)}")
     return parts
 
@@ -174,7 +174,7 @@ class CommonForm:
         if form is not None and form.columns is not None and self.frozen not in (None, form.frozen):
             raise ProtocolError(silo, "columns", self._other_columns(form.columns))
         if form is None or form.layout != self._layout:
-            problem = "what would travel of its model has other names or shapes than the run's"
+            problem = "the tensors of its model that would be sent have other names or shapes than the run's"
             raise ProtocolError(silo, "model", f"{problem}; give every silo the same code and libraries")
         if self.frozen is None:
             self.frozen = form.frozen

@@ -178,7 +178,7 @@ class InTheClear:
     def leave(self, silo: str) -> None: ...
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
-        raise ProtocolError(silo, "snapshot", "nobody asked for one")
+        raise ProtocolError(silo, "snapshot", "none was requested")
 
 
 class DurableAggregator(Aggregator, Protocol):

@@ -121,7 +121,7 @@ class LostSilos:
             among = self._suspects & set(silos) or set(silos)
             if among != self._suspects:
                 self._suspects = among
-                self._tell(f"one of these silos spoils sums, which bring nothing: {self._suspected()}")
+                self._tell(f"one of these silos makes sums invalid, which are then ignored: {self._suspected()}")
 
     def _suspected(self) -> str:
         more = [f"{len(self._suspects) - MOST_NAMED} more"] if len(self._suspects) > MOST_NAMED else []
@@ -205,7 +205,7 @@ class LostSilos:
             since_s, why = part.row_s, f"its last {part.row} orders failed, the last by: {part.reason}"
         elif self.over and not part.counts and (part.failed or not part.orders or made):
             since_s = part.joined_s
-            why = f"it failed {part.failed} orders, the last by: {part.reason}" if part.failed else "nothing came of it"
+            why = f"it failed {part.failed} orders, the last by: {part.reason}" if part.failed else "it sent no update"
             why = why if part.orders else "it was given no order"
         if since_s is None:
             return None
@@ -214,8 +214,8 @@ class LostSilos:
 
     def notes(self, missing: Collection[LostSilo]) -> Iterator[str]:
         if self._spoiled:
-            many = f"{self._spoiled} versions lack updates, whose sums one silo spoiled"
-            yield f"{many}; who it may have been: {self._suspected()}"
+            many = f"{self._spoiled} versions lack updates, because one silo made their sums invalid"
+            yield f"{many}; possible silos: {self._suspected()}"
         words = [each.words for each in missing]
         names = {each.silo for each in missing}
         several = any(part.evaluated for part in self._parts.values())

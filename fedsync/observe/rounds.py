@@ -273,7 +273,7 @@ class Rounds:
             return [self._kept[at - self._gone] for at in range(*place.indices(len(self))) if at >= self._gone]
         at = range(len(self))[place] - self._gone
         if at < 0:
-            raise IndexError(f"round {place} was let go; {len(self._kept)} are there")
+            raise IndexError(f"round {place} is no longer stored; {len(self._kept)} are")
         return self._kept[at]
 
     def append(self, row: Round) -> None:

@@ -71,7 +71,7 @@ def is_cut_off(folder: Path) -> bool:
 def way_on(runtime: str, folder: Path) -> str:
     match runtime:
         case "local":
-            return f"`fedsync run --resume {folder}` goes on with it"
+            return f"`fedsync run --resume {folder}` resumes it"
         case "deployment":
             return f"`fedsync server start` goes on with one that died, `fedsync server run --resume {folder}` with any"
     return "Run it again"

@@ -72,7 +72,7 @@ def noise_for(
     Raises `ValueError` if no noise is enough, because the plan has other releases.
     """
     if epsilon(planned(MOST_NOISE), delta, kind) > most:
-        raise ValueError(f"no noise brings the plan to epsilon {most:g}")
+        raise ValueError(f"no noise is enough for the plan to have epsilon {most:g}")
     noise = max(_by_bound(most, delta, planned, least) if guess is None else guess, least)
     low, high = 0.0, inf
     while True:

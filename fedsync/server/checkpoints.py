@@ -194,9 +194,9 @@ class Checkpoints:
             names = _write(self._arrays, self._folder, Checkpoint(self._origin, moment), settle=self._required)
         except ConfigError as error:
             if self._required:
-                raise RunError(f"no checkpoint can be written, and silos may not know more than it: {error}") from error
+                raise RunError(f"no checkpoint can be written, and silos may have no later one: {error}") from error
             if not self._failed:
-                logger.warning("the run goes on without checkpoints, and could not be resumed from here: %s", error)
+                logger.warning("the run continues without checkpoints, and cannot be resumed from here: %s", error)
             self._failed = True
             return
         if self._failed:
@@ -225,7 +225,7 @@ class Checkpoints:
             settle_file(self._folder / f"{version}{_SUFFIX}")
             self._settled = version
         except ConfigError as error:
-            logger.warning("the newest checkpoint may not outlive this machine: %s", error)
+            logger.warning("the newest checkpoint may be lost if this machine fails: %s", error)
         self._prune()
 
     def _settle_journal(self) -> None:
@@ -264,7 +264,7 @@ def prepare(out: Path, config: str) -> Checkpoint:
     remove_unfinished(out / FOLDER)
     journal, position = out / JOURNAL, checkpoint.moment.position
     if _commits_after(journal, position) and _may_be_known(out / FOLDER, checkpoint):
-        logger.warning("silos begin anew: they may know versions of the model that no checkpoint does")
+        logger.warning("silos begin anew: they may have versions of the model that are in no checkpoint")
         checkpoint = _renamed(checkpoint)
         _write(ArrayFiles(out / FOLDER), out / FOLDER, checkpoint, settle=True)
     os.truncate(journal, position)
@@ -298,8 +298,8 @@ def _renamed(checkpoint: Checkpoint) -> Checkpoint:
 def _newest_whole(out: Path, config: str) -> Checkpoint:
     files = _newest_first(out / FOLDER)
     if not files:
-        remedy = "Name the folder of a run that was cut off; its checkpoints go when it ends well"
-        raise ConfigError(str(out), "there is no checkpoint to go on from", remedy)
+        remedy = "Name the folder of a run that was cut off; a run that ends normally removes its checkpoints"
+        raise ConfigError(str(out), "there is no checkpoint to resume from", remedy)
     journal = out / JOURNAL
     length = journal.stat().st_size if journal.exists() else 0
     for file in files:
@@ -309,7 +309,7 @@ def _newest_whole(out: Path, config: str) -> Checkpoint:
                 raise Damaged(f"{journal} is shorter than its {checkpoint.moment.position} bytes")
             return checkpoint
         except Damaged as error:
-            logger.warning("%s: %s; going on from the one before", file, error)
+            logger.warning("%s: %s; resuming from the checkpoint before", file, error)
             file.rename(file.with_suffix(_TORN))
     raise ConfigError(str(out / FOLDER), "no checkpoint is whole", "Start the run anew")
 

@@ -199,7 +199,7 @@ class Nodes:
         """Register a node that answers as a relay; `ProtocolError` if it may not be one, or the answer is invalid."""
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
-            raise self._refusal(node, "relay", "it says that it is a relay, and `regions` names none of this name")
+            raise self._refusal(node, "relay", "it says that it is a relay, and `regions` has no relay of this name")
         self.regions = self.regions or self._make_regions()
         self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
@@ -300,7 +300,7 @@ class Nodes:
         if registered is not None and name != registered:
             raise self._refusal(node, "name", f"it says that it is {name!r}, and its key is registered as another's")
         if name in (self._admission.regions or {}) and not self.is_relayed(node):
-            raise self._refusal(node, "relay", f"{name!r} is a relay's name: it speaks for its silos, and is none")
+            raise self._refusal(node, "relay", f"{name!r} is a relay's name, and a relay is no silo")
         self._check_name(node, name)
         most, said = self._admission.most_examples, hello.facts.examples
         if most is not None and said > most:
@@ -323,7 +323,7 @@ class Nodes:
         others = sum(self.examples[other] for other in self.by_name if other != name)
         if others and examples > MOST_OF_ALL * (examples + others):
             told = "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone. %s"
-            remedy = "Refuse such by most_examples, or write weight: silo"
+            remedy = "Limit them by most_examples, or write weight: silo"
             logger.warning(told, name, examples, examples + others, remedy)
 
     def _tell_who_is_missing(self) -> None:

@@ -108,9 +108,9 @@ class OperatorRequests(DriverExtension):
             age_s = abs(time.time() - path.stat().st_mtime)
             question: OperatorQuestion = codec.loads(OperatorQuestion, read_private(path, MOST_BYTES))
         except (FedSyncError, OSError, codec.DecodeError) as error:
-            logger.warning("%s is no question of an operator: %s", path, error)
+            logger.warning("%s is not an operator's request: %s", path, error)
             # The request has no effect, so neither checkpoint nor journal needs it.
-            self._answer(OperatorAnswered(path.stem, f"this is no question that can be read: {error}"[:_LONGEST_TEXT]))
+            self._answer(OperatorAnswered(path.stem, f"this request cannot be read: {error}"[:_LONGEST_TEXT]))
             return None
         stale = f"it was asked {age_s:.0f} s ago, and nobody was there to hear it" if age_s > STALE_S else ""
         return OperatorAsked(now_s, path.stem, question, stale or self._check(question))
@@ -158,7 +158,7 @@ def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
         over = not listens(out)
         if (over or time.monotonic() >= end_s) and not answer.exists():
             problem = "has ended" if over else f"has not answered in {wait_s:g} s"
-            raise RunError(f"the run in {out} {problem}; whether it was done says `fedsync watch`, and its journal")
+            raise RunError(f"the run in {out} {problem}; `fedsync watch` and the journal show whether it was done")
         time.sleep(_PAUSE_S)
     told: OperatorAnswered = codec.loads(OperatorAnswered, read_private(answer, MOST_BYTES), own=True)
     answer.unlink(missing_ok=True)
@@ -174,9 +174,9 @@ PATIENCE, _LONGEST = 4, 64
 """Versions for which half of the suspects is excluded: at first, and at most."""
 
 _OUT, _GUILTY, _BACK, _KEPT_COMMITS = "suspect", "spoils", "back", 64
-_WHY = "it may be who spoils sums"
-_SURE = "it was in all sums that were spoiled, and is the only one"
-_FREE = "others may be who spoils sums"
+_WHY = "it may be the silo that makes sums invalid"
+_SURE = "it is the only silo that was in all invalid sums"
+_FREE = "other silos may be the ones that make sums invalid"
 
 
 class Suspects(DriverExtension):

@@ -89,7 +89,7 @@ def end_process(folder: Path) -> None:
             pass  # the process has just ended, or has not written its process id
         except PermissionError:
             remedy = "Stop it as the user that runs `fedsync server start`"
-            raise ConfigError(str(folder), "the server process is another user's", remedy) from None
+            raise ConfigError(str(folder), "the server process belongs to another user", remedy) from None
         if ends(folder, _END_S):
             return
     raise RunError(f"the server process of the run in {folder} does not end")

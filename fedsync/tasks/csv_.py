@@ -181,7 +181,7 @@ class CsvTask(Task):
     def _rows(self, slot: SiloSlot) -> TableRows:
         if not self._everywhere and slot.count != len(self._files):
             raise ConfigError(
-                "task.files", f"{len(self._files)} files for {slot.count} silos", "Name exactly one file a silo"
+                "task.files", f"{len(self._files)} files for {slot.count} silos", "Name exactly one file per silo"
             )
         table = read_table(self._files[0 if self._everywhere else slot.index])
         columns = tuple(
@@ -237,15 +237,15 @@ class CsvTask(Task):
 
     def _complaint(self, rule: ColumnRule, cell: str) -> tuple[str, str]:
         if rule.is_gap(cell) and cell not in rule.categories:
-            return "the target is not a number: it is missing", "Mend or remove the row"
+            return "the target is not a number: it is missing", "Correct or remove the row"
         if rule.categories:
-            return "the target is none of its categories", "Mend or remove the row, or add it to task.columns"
+            return "the target is none of its categories", "Correct or remove the row, or add it to task.columns"
         if rule.number(cell) is None:
             named = f"task.columns: {{{self._target}: {{categories: [...]}}}}"
-            remedy = f"Mend or remove the row; or name the classes in their order, in quotes: {named}"
+            remedy = f"Correct or remove the row; or name the classes in their order, in quotes: {named}"
             return "the target is not a number but a text", remedy
         problem = f"the target is not one of the classes 0 to {self._classes - 1}"
-        return problem, "Mend the row, raise task.classes, or set task.positive_above"
+        return problem, "Correct the row, raise task.classes, or set task.positive_above"
 
 
 def look_at(make: Callable[[], CsvTask], silos: Sequence[str], seed: int) -> list[str]:

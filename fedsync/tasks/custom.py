@@ -25,7 +25,7 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
         raise ConfigError(
             f"{path}, class {told(task_class.__name__)}",
             f"the options {sorted(options)} do not fit: {tell(error)}",
-            f"It takes {told(str(inspect.signature(task_class)))}; mend task.options",
+            f"It takes {told(str(inspect.signature(task_class)))}; correct task.options",
         ) from error
     try:
         return task_class(**options)
@@ -35,7 +35,7 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
         raise ConfigError(
             place_of(path, error),
             f"making a {told(task_class.__name__)} failed: {tell(error)}",
-            "Mend the file or its options",
+            "Correct the file or its options",
         ) from error
 
 
@@ -49,7 +49,7 @@ def _only_task(module: ModuleType, path: Path) -> type[Task]:
         names = ", ".join(value.__name__ for value in found) or "none"
         raise ConfigError(
             str(path),
-            f"one subclass of fedsync.tasks.task_protocol.Task is wanted, found: {told(names)}",
+            f"one subclass of fedsync.tasks.task_protocol.Task is expected, found: {told(names)}",
             "Define exactly one in the file; put others in a file of their own",
         )
     return found[0]

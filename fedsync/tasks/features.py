@@ -97,7 +97,7 @@ def encode(
             if not np.isfinite(block).all():
                 place = table.place(column.name, int(np.argmin(np.isfinite(block[:, 0]))))
                 problem = "the number is too far from those of the training rows to be standardised"
-                raise ConfigError(place, problem, "Mend or remove the row, or ignore the column")
+                raise ConfigError(place, problem, "Correct or remove the row, or ignore the column")
         blocks.append(block)
     return np.concatenate(blocks, axis=1)
 
@@ -132,8 +132,8 @@ def _value(rule: ColumnRule, kind: Kind, cell: str) -> float:
 
 def _remedy(called: str, kind: Kind) -> str:
     if kind == "category":
-        return f"Mend the cell, or add it to task.columns: {{{called}: {{categories: [...]}}}}, or to gaps there"
+        return f"Correct the cell, or add it to task.columns: {{{called}: {{categories: [...]}}}}, or to gaps there"
     return (
-        f"Mend the cell, or say in task.columns what it means: {{{called}: {{gaps: [...]}}}} for no value; decimal, "
+        f"Correct the cell, or say in task.columns what it means: {{{called}: {{gaps: [...]}}}} for no value; decimal, "
         "thousands or unit for a number in another way of writing; kind: text for a column that has no numbers"
     )

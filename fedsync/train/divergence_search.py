@@ -75,7 +75,7 @@ class DivergenceSearch:
         match what:
             case "inputs":
                 problem = f"the inputs hold NaN or infinity, and so the loss became {loss}"
-                return Diverged(place, problem, "Mend the data; the learning rate is not the cause")
+                return Diverged(place, problem, "Correct the data; the learning rate is not the cause")
             case "loss" if not diverged:
                 problem = "the loss is not finite, though inputs and model are"
                 return Diverged(place, problem, "Look for NaN in the targets, and for log(0) or 0/0 in the loss")

@@ -62,7 +62,7 @@ class LocalOptions:
             if not isinstance(self.optimizer, str):
                 raise ConfigError(f"local.{name}", "local.optimizer has keywords", f"Write {name} among them")
             if name not in keywords_of(kind):
-                raise ConfigError(f"local.{name}", f"it means nothing to {kind}", "Leave it out, or use sgd")
+                raise ConfigError(f"local.{name}", f"it has no effect on {kind}", "Leave it out, or use sgd")
         return make_optimizer(kind, {**short, **own}, parameters, learning_rate)
 
 
@@ -114,7 +114,7 @@ def make_optimizer(
         return make(parameters, lr=learning_rate, **values)
     except (TypeError, ValueError, RuntimeError) as error:
         text = " ".join(str(error).split()).replace(";", ",")
-        raise ConfigError(PLACE, f"{kind} refuses {_told(keywords)}: {text}", "Mend the value") from error
+        raise ConfigError(PLACE, f"{kind} refuses {_told(keywords)}: {text}", "Correct the value") from error
 
 
 def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:

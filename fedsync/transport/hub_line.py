@@ -111,7 +111,7 @@ class HubLine:
         """
         beside, ticket = b"", ""
         if payload is not None and payload.nbytes > asked.most:
-            raise ProtocolError(SERVER, "question", f"{payload.nbytes} bytes are an answer, and it wants {asked.most}")
+            raise ProtocolError(SERVER, "question", f"an answer of {payload.nbytes} bytes, at most {asked.most}")
         if payload is not None and payload.nbytes > BESIDE_BYTES:
             if not self.upload(asked.ticket, payload):
                 return  # the server no longer expects the answer

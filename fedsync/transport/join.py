@@ -103,6 +103,6 @@ def _check_address(address: str, *, tls: bool) -> None:
     except ValueError:
         sound = False
     if not sound or not parts.hostname or parts.username or parts.query or parts.fragment or "@" in address:
-        raise ProtocolError(SERVER, "join", f"the address {address!r:.100} is none")
+        raise ProtocolError(SERVER, "join", f"the address {address!r:.100} is invalid")
     if parts.scheme != ("https" if tls else "http"):
-        raise ProtocolError(SERVER, "join", f"the address {address!r:.100} does not go with its certificate")
+        raise ProtocolError(SERVER, "join", f"the address {address!r:.100} does not match its certificate")

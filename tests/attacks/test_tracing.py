@@ -333,7 +333,7 @@ def test_seeds_in_a_consent_are_for_the_examiner_and_of_one_update(make: Make) -
     assert sorted(seeds) == [LIAR, EXAMINER]
     assert mine.consent.pair_seeds(rings[LIAR].own) == {}
     stolen = mine.consent.model_copy(update={"masks": {LIAR: mine.consent.masks[EXAMINER]}})
-    with pytest.raises(ProtocolError, match="do not open"):
+    with pytest.raises(ProtocolError, match="cannot be decrypted"):
         stolen.pair_seeds(rings[LIAR].own)
     before = consented(federation, OTHER, 1).consent.pair_seeds(rings[EXAMINER].own)
     assert set(seeds.values()).isdisjoint(before.values())

@@ -314,7 +314,7 @@ def test_data_that_changed_meanwhile_are_not_trained_on(
     )
     os.kill(far.pid, signal.SIGKILL)
     assert far._started.exit_code(10.0) == -signal.SIGKILL
-    with pytest.raises(ConfigError, match="model or data are others"):
+    with pytest.raises(ConfigError, match="model or data have changed"):
         far.run(order(), np.zeros(far.facts.layout.size, np.float32), Cursor())
 
 

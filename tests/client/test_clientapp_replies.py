@@ -158,7 +158,7 @@ def test_what_cannot_be_hosted_says_so_before_training() -> None:
         hosted(nn.Linear(1, 1))
     with pytest.raises(ConfigError, match="made of a client_fn"):
         hosted(ClientApp(client_fn=lambda context: NumPyClient().to_client()))
-    with pytest.raises(ConfigError, match="nobody says what the first model is"):
+    with pytest.raises(ConfigError, match="the strategy names no initial model"):
         hosted(app_of(opaque), tensors=[])
     with pytest.raises(ConfigError, match="it makes str"):
         hosted(app_of(opaque), make=lambda: "a model")

@@ -413,7 +413,7 @@ def wants_a_net(work: Work, net: nn.Module) -> None:
         (none_taken, "took no batch"),
         (with_a_size, "batch_size, shuffle: the order decides"),
         (of_other_data, f"does not have the {EXAMPLES} samples"),
-        (wants_a_net, r"it takes net, which nobody gives\. There is work, model, train, val, silo"),
+        (wants_a_net, r"it takes net, which has no value\. Use work, model, train, val, silo"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(loop: Any, problem: str) -> None:

@@ -184,8 +184,8 @@ def test_bits_come_back_whatever_their_type() -> None:
 @pytest.mark.parametrize(
     ("prefixes", "tied", "problem"),
     [
-        (["haed."], False, r"silo.use: no tensor's name fits 'haed\.\*'\. Names are body.weight"),
-        (["head.", "body."], False, "nothing is left that travels: 4 tensors are private, 0 frozen"),
+        (["haed."], False, r"silo.use: no tensor's name matches 'haed\.\*'\. Names are body.weight"),
+        (["head.", "body."], False, "no tensor is left to send: 4 tensors are private, 0 frozen"),
         (["head."], True, "head.weight is tied to body.weight: one is private, the other shared"),
     ],
 )

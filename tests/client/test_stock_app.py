@@ -205,7 +205,7 @@ def test_a_run_names_no_app_outside_its_owners_folders(task: dict[str, str], tmp
     names = {key: str(tmp_path / text) if "/" in text or key == "folder" else text for key, text in task.items()}
     spec = RunSpec.of(base, None, 3).model_copy(update={"task": base.task})
     lying = RunSpec.model_validate({**spec.model_dump(), "task": {"kind": "clientapp", **names}})
-    with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
+    with pytest.raises(OwnerRefusal, match="outside the folders that this silo's owner allows"):
         OwnerPolicy.here().checked(lying, 0)
     honest = {"kind": "clientapp", "app": "digitsapp.client_app:app", "folder": str(tmp_path / "mine")}
     checked = OwnerPolicy.here().checked(RunSpec.model_validate({**spec.model_dump(), "task": honest}), 0)
@@ -217,7 +217,7 @@ def test_the_folder_that_an_app_imports_from_is_fenced_too(tmp_path: Path) -> No
     inner = OwnerPolicy(data=[str(folder / "digitsapp")])
     task = {"kind": "clientapp", "app": "digitsapp.client_app:app", "folder": str(folder)}
     spec = RunSpec.model_validate({**RunSpec.of(strategy_of(tmp_path), None, 3).model_dump(), "task": task})
-    with pytest.raises(OwnerRefusal, match="mine is not where this silo's owner allows"):
+    with pytest.raises(OwnerRefusal, match="mine is outside the folders that this silo's owner allows"):
         inner.checked(spec, 0)
 
 

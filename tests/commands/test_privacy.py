@@ -102,7 +102,7 @@ def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goe
     summary = json.loads((out / "summary.json").read_text())
     assert [each["silo"] for each in summary["lost"]] == ["cleveland"] and summary["rounds"] == 2
     (refused,) = [note for note in summary["notes"] if note.startswith("took no part")]
-    assert "cleveland answers BUDGET" in refused and "no noise brings the plan to epsilon 0.3" in refused
+    assert "cleveland answers BUDGET" in refused and "no noise is enough for the plan to have epsilon 0.3" in refused
     assert "cleveland answers BUDGET" in " ".join(told.split())
     assert "cleveland" not in summary["privacy"]
     assert re.search(r"accuracy 0\.\d+ \(with noise\)", told)

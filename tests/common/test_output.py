@@ -41,4 +41,4 @@ def test_a_full_disk_ends_a_run_with_one_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("failed: out: the run's files cannot be written: File too large. Make room on the disk")
+    assert line.startswith("failed: out: the run's files cannot be written: File too large. Free disk space")

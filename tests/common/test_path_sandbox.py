@@ -32,7 +32,7 @@ def of(home: Path, below: str = "data") -> Fence:
 
 
 def refused(where: Fence, path: str | Path) -> None:
-    with pytest.raises(OwnerRefusal, match="not where this silo's owner allows runs to read") as caught:
+    with pytest.raises(OwnerRefusal, match="outside the folders that this silo's owner allows runs to read") as caught:
         where.open(path).close()
     assert "secret" not in str(caught.value)
 

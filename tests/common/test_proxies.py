@@ -95,7 +95,7 @@ def test_without_a_proxy_nothing_is_told() -> None:
 
 def test_a_proxy_that_nobody_can_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("socks5://p:1", "https://p:1", "http://", "http://p:port"):
-        with pytest.raises(ConfigError, match="HTTPS_PROXY in the environment: it names no HTTP proxy"):
+        with pytest.raises(ConfigError, match="HTTPS_PROXY in the environment: not an HTTP proxy"):
             way_to(SERVER, {"HTTPS_PROXY": text})
     # Flower's client would fail with an ImportError, also for calls on this machine.
     variables = {"all_proxy": "socks5://p:1"}
@@ -114,7 +114,7 @@ def test_a_password_is_used_and_never_shown() -> None:
 @pytest.mark.parametrize(
     ("status", "says", "remedy"),
     [
-        ("407 Proxy Authentication Required", "wants a user and a password", "HTTPS_PROXY=http://USER:PASSWORD@"),
+        ("407 Proxy Authentication Required", "requires a user and a password", "HTTPS_PROXY=http://USER:PASSWORD@"),
         ("403 Forbidden", "refuses to connect to fl.example.org:9092 (403 Forbidden)", "allow CONNECT"),
         ("502 Bad Gateway", "cannot reach fl.example.org:9092", "that the server runs"),
         ("junk", "does not answer as an HTTP proxy does", "allow CONNECT"),

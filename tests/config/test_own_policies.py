@@ -128,7 +128,7 @@ def test_a_module_of_an_installed_package_registers_a_barrier(
     assert run_virtual(config, SILOS, tmp_path / "out")["rounds"] == 4
     for name, remedy in {
         "hospital_policy": "Install the module",
-        "hospital_policies.broken": "Mend the module",
+        "hospital_policies.broken": "Correct the module",
     }.items():
         with pytest.raises(ConfigError) as caught:
             StrategyConfig.load(path, [f"plugin={name}"])
@@ -142,7 +142,7 @@ def test_a_module_of_an_installed_package_registers_a_barrier(
         ("barrier.part=0.0", "barrier.part: 0.0 is not allowed. Write a number greater than 0"),
         ("barrier.prt=0.1", "Did you mean 'part'?"),
         ("barrier.kind=haf", "Did you mean 'half'?"),
-        ("plugin=none.py", "none.py: there is no such file. Mend plugin"),
+        ("plugin=none.py", "none.py: there is no such file. Correct plugin"),
     ],
 )
 def test_a_mistake_in_a_section_of_ones_own_is_explained_as_any(path: Path, override: str, told: str) -> None:

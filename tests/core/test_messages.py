@@ -70,7 +70,7 @@ def test_an_update_that_cannot_be(changes: dict[str, Any], told: str) -> None:
     ("facts", "told"),
     [
         (SiloFacts(0), "'examples': 0 training samples, at most 1000000000"),
-        (SiloFacts(1, memory_samples=0), "'memory': room for 0 samples"),
+        (SiloFacts(1, memory_samples=0), "'memory': memory for 0 samples"),
         (SiloFacts(1, declared_speed=0.0), "'speed': 0 samples/s lies outside [1e-09, 1e+09]"),
         (SiloFacts(1, device="x" * 129), "'device': a name of 129 characters, at most 128"),
     ],
@@ -97,7 +97,10 @@ def test_figures_of_its_own_where_they_are_sealed(own: dict[str, Any]) -> None:
     check_sealed("a", sealed)
     with pytest.raises(ProtocolError) as caught:
         check_sealed("a", replace(sealed, **own))
-    assert str(caught.value) == "silo 'a' failed the check 'metrics': it tells figures that the run wants sealed"
+    assert (
+        str(caught.value)
+        == "silo 'a' failed the check 'metrics': it sends unencrypted metrics, which this run encrypts"
+    )
 
 
 def test_a_text_that_is_no_json() -> None:
@@ -117,7 +120,7 @@ def test_a_complaint_about_a_number_without_end_is_cut() -> None:
 def test_a_snapshot_that_nobody_asked_for() -> None:
     with pytest.raises(ProtocolError) as caught:
         PlainAggregator(np.zeros(1, dtype=np.float32)).put_snapshot("a", 1, np.zeros(1, dtype=np.float32))
-    assert str(caught.value) == "silo 'a' failed the check 'snapshot': nobody asked for one"
+    assert str(caught.value) == "silo 'a' failed the check 'snapshot': none was requested"
 
 
 def test_a_library_that_is_missing() -> None:
@@ -155,7 +158,7 @@ def test_a_weigher_that_breaks_its_contract(coefficients: tuple[float, ...], tol
         (lambda silo: silo.snapshot(), "a silo that keeps no model is asked for it"),
         (
             lambda silo: silo.answer(np.zeros(1)),
-            "the server failed the check 'question': asked about masks where nothing is encrypted",
+            "the server failed the check 'question': asked about masks in an unencrypted run",
         ),
     ],
 )

@@ -167,13 +167,13 @@ def test_the_rounds_of_a_run_can_be_fewer_or_more() -> None:
 REFUSED = [
     (ContinueRun(), "the run is not paused"),
     (DropSilo("x"), "no silo is called 'x'; here are a, b, c"),
-    (DropSilo("c"), "2 silos would be left, and silos open no sum of fewer than 3 (cipher)"),
+    (DropSilo("c"), "2 silos would be left, and silos decrypt no sum of fewer than 3 (cipher)"),
     (ReadmitSilo("a"), "'a' was not dropped; no silo is"),
     (ChangeStop(), "no rule is named"),
     (ChangeStop(rounds=10**400), "no run has more than 1000000000000 rounds; write fewer"),
-    (ChangeStop(rounds=0), "0 rounds are none; write 1 or more"),
-    (ChangeStop(seconds=0.0), "0 s are no time; write a number greater than 0"),
-    (ChangeStop(seconds=float("inf")), "inf s are no time; write a number greater than 0"),
+    (ChangeStop(rounds=0), "0 rounds are too few; write 1 or more"),
+    (ChangeStop(seconds=0.0), "0 s is no duration; write a number greater than 0"),
+    (ChangeStop(seconds=float("inf")), "inf s is no duration; write a number greater than 0"),
     (ChangeStop(target_accuracy=float("nan")), "nan is no accuracy"),
 ]
 

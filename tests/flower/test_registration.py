@@ -238,7 +238,7 @@ def test_of_a_key_that_the_superlink_knew_before_nobody_can_say_whose_it_is(
     assert flower.register({**keys, "paris": key("paris")}) == Registered(unsure=["berlin"])
     assert flower.register(keys) == Registered(), "once is enough"
     assert len(flower.calls) == 3
-    with pytest.raises(RunError, match="did not take back 1 keys of 'berlin'"):
+    with pytest.raises(RunError, match="did not unregister 1 keys of 'berlin'"):
         flower.revoke("berlin")
     assert flower.nodes[0] == ("berlin", True)
 
@@ -297,7 +297,7 @@ def test_where_no_superlink_answers_the_silo_is_named_and_nothing_is_put_down(
     flower.does()
     assert flower.register(keys) == Registered() and flower.nodes == [("berlin", True)]
     flower.does(does)
-    with pytest.raises(RunError, match="did not take back 1 keys of 'berlin'; if it runs"):
+    with pytest.raises(RunError, match="did not unregister 1 keys of 'berlin'; if it runs"):
         flower.revoke("berlin")
     flower.does()
     assert flower.revoke("berlin") == 1
@@ -318,7 +318,7 @@ def test_a_command_that_hangs_is_ended(
     flower.does("hangs")
     monkeypatch.setattr(registration, "_TIMEOUT_S", -9.0)  # and ten seconds for the key
     (problem,) = flower.register({"berlin": key("berlin")}).problems.values()
-    assert "does not come back" in str(problem)
+    assert "did not end in time" in str(problem)
 
 
 def test_each_call_has_its_own_output_wherever_it_is_written(flower: FakeFlower, key: Callable[..., Path]) -> None:

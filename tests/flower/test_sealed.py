@@ -293,6 +293,6 @@ def test_a_masked_round_whose_answers_were_all_lost_is_repeated_under_other_mask
     run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=2", grid=grid)
     assert run.run_summary is not None and run.run_summary["rounds"] == 2
     assert "have blinded an update already" in (tmp_path / "run" / "journal.jsonl").read_text()
-    assert "would tell too much" not in caplog.text and "does not count" not in caplog.text, "the sum was opened"
+    assert "would disclose too much" not in caplog.text and "does not count" not in caplog.text, "the sum was opened"
     for model in models:
         np.testing.assert_array_equal(model, models[0])

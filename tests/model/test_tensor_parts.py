@@ -48,15 +48,15 @@ def test_parts(run: PartPatterns, own: PartPatterns, expected: Parts) -> None:
 @pytest.mark.parametrize(
     ("run", "own", "problem"),
     [
-        (said(["adaptor.*"]), UNSAID, r"model: no tensor's name fits 'adaptor\.\*'\. Names are embed.weight, body"),
-        (UNSAID, said(private=("norms",)), r"task, parts\(\): no tensor's name fits 'norms'"),
+        (said(["adaptor.*"]), UNSAID, r"model: no tensor's name matches 'adaptor\.\*'\. Names are embed.weight, body"),
+        (UNSAID, said(private=("norms",)), r"task, parts\(\): no tensor's name matches 'norms'"),
         (said(["*"], ("norm.*",)), UNSAID, "norm.weight is shared by model, and private by model"),
         (said(["head.*", "embed.*"]), said(private=("head.bias",)),
          r"task, parts\(\): head.bias is shared by model, and private by task"),
         (said(["*"]), said(["adapter.*"]), r"embed.weight is in share, and the silo's own code shares adapter.\* only"),
         (said(private=("head.*",)), UNSAID, "head.weight is tied to embed.weight: one is private, the other shared"),
         (said(["head.*"]), UNSAID, "head.weight is tied to embed.weight: one is shared, the other frozen"),
-        (said(private=("[a-g]*", "[h-z]*")), UNSAID, "nothing is left that travels: 7 tensors are private, 0 frozen"),
+        (said(private=("[a-g]*", "[h-z]*")), UNSAID, "no tensor is left to send: 7 tensors are private, 0 frozen"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_with_names(run: PartPatterns, own: PartPatterns, problem: str) -> None:

@@ -110,11 +110,11 @@ def test_all_goes_through_the_proxy(
 def test_a_proxy_that_passes_nothing_on_is_named(config: SiloStartConfig) -> None:
     with proxy(status="407 Proxy Authentication Required") as through:
         asking = config.model_copy(update={"proxy": through.url})
-        failed(checked(asking)["server"], "wants a user and a password", "HTTPS_PROXY=http://USER:PASSWORD@")
-        assert "wants a user and a password" in said_by_supernode(asking)
+        failed(checked(asking)["server"], "requires a user and a password", "HTTPS_PROXY=http://USER:PASSWORD@")
+        assert "requires a user and a password" in said_by_supernode(asking)
     failed(checked(asking)["server"], "the proxy 127.0.0.1", "that the proxy runs")
     junk = config.model_copy(update={"proxy": "socks5://x:1"})
-    failed(checked(junk)["server"], "names no HTTP proxy", "http://HOST:PORT")
+    failed(checked(junk)["server"], "not an HTTP proxy", "http://HOST:PORT")
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_another_federations_server_is_none_that_reads_along(config: SiloStartCo
 def test_a_silos_file_names_a_proxy_that_can_be_used(config: SiloStartConfig) -> None:
     told = config.model_dump(exclude_unset=True)
     assert SiloStartConfig(**told, proxy="direct").proxy == "direct"
-    with pytest.raises(ConfigError, match="names no HTTP proxy"):
+    with pytest.raises(ConfigError, match="not an HTTP proxy"):
         SiloStartConfig(**told, proxy="socks5://x:1")
     with pytest.raises(ValueError, match="goes through no proxy"):
         SiloStartConfig(name="a", server="b:1", state="/s", insecure=True, proxy="http://p:1")

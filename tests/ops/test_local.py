@@ -21,7 +21,7 @@ CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1000.0}
 
 def test_a_run_that_ended_well_keeps_its_model_although_somebody_wants_it_resumed(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"a week of work")
-    with pytest.raises(ConfigError, match="there is no checkpoint to go on from"):
+    with pytest.raises(ConfigError, match="there is no checkpoint to resume from"):
         run_local(CONFIG, CLUSTER, tmp_path, resume=True)
     assert (tmp_path / "model.pt").read_bytes() == b"a week of work"
 
@@ -30,7 +30,7 @@ def test_a_run_that_was_cut_off_is_not_begun_anew_without_a_word(tmp_path: Path)
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "7.ckpt").write_bytes(b"")
     (tmp_path / "journal.jsonl").write_text("a week of work")
-    with pytest.raises(ConfigError, match=f"Go on with it: --resume {tmp_path}"):
+    with pytest.raises(ConfigError, match=f"Resume it with --resume {tmp_path}"):
         run_local(CONFIG, CLUSTER, tmp_path)
     assert (tmp_path / "journal.jsonl").read_text() == "a week of work"
 

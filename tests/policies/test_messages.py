@@ -113,14 +113,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Elastic(lookahead=3, floor=4), "floor 4 exceeds lookahead 3; lower the floor"),
     (
         lambda: Fsp(FixedInterval(1.0), late=Late.DROP, wait_for=WaitFor(sample_size=1)),
-        "late 'drop' throws away what wait_for does not wait for; write late: next",
+        "late 'drop' discards the updates that wait_for does not wait for; write late: next",
     ),
     (
         lambda: Capped(Quorum(Bsp(), count=1, late=LateRule.DROP), cap_s=1.0),
         "late 'next' of capped would commit what quorum inside it drops; write the same `late` in both",
     ),
-    (lambda: Quorum(Bsp()), "how many are enough is not clear; write either `count` or `share`"),
-    (lambda: Quorum(Bsp(), count=1, share=0.5), "how many are enough is not clear; write either `count` or `share`"),
+    (lambda: Quorum(Bsp()), "the number of silos is not defined; write either `count` or `share`"),
+    (lambda: Quorum(Bsp(), count=1, share=0.5), "the number of silos is not defined; write either `count` or `share`"),
     (
         lambda: find_sync_point(np.ones((20, 2)), "naive"),
         "naive would try 2^20 combinations, more than 1000000; use method 'sweep'",
@@ -131,7 +131,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: Mixture((Mixture(),)),
-        "a mixture holds no mixture; write that one's experts instead",
+        "a mixture cannot contain a mixture; write the inner mixture's experts instead",
     ),
 ]
 

@@ -122,7 +122,7 @@ class Own(RoundPolicy):
     ("policy", "config", "told"),
     [
         (None, '{"a": 1}', "the run has none by round"),
-        (Called(), "{", "its settings are none"),
+        (Called(), "{", "its settings are invalid"),
         (Called(), '{"a": [1]}', "a is list"),
         (Called(), '{"a": NaN}', "a is nan"),
         (Called(), json.dumps({f"k{i}": 1 for i in range(65)}), "65 entries"),

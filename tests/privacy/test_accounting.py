@@ -126,7 +126,7 @@ def test_noise_is_at_least_what_the_owner_demands() -> None:
 @pytest.mark.slow
 def test_a_plan_that_no_noise_saves_is_refused() -> None:
     plan = PrivacyPlan(10, 1, 8, score_noise=1.0)
-    with pytest.raises(ValueError, match=r"no noise brings the plan to epsilon 0\.5"):
+    with pytest.raises(ValueError, match=r"no noise is enough for the plan to have epsilon 0\.5"):
         plan.noise(PrivateSettings(1.0, None, 400), 0.5, DELTA, 0.1)
 
 

@@ -438,5 +438,5 @@ def test_a_spent_budget_begins_no_run_with_a_target(folder: Path) -> None:
     budget = BudgetConfig(epsilon=1.0, delta=1e-3)
     ledger = PrivacyLedger(ALL_DATA, BUDGET, folder / "state" / f"{ALL_DATA}.jsonl").load()
     ledger.enter("earlier", "a/1", {Release(1.0, 2.0): 1})
-    with pytest.raises(BudgetSpent, match=r"no noise brings the plan to epsilon 1.*Ask for fewer rounds"):
+    with pytest.raises(BudgetSpent, match=r"no noise is enough for the plan to have epsilon 1.*Ask for fewer rounds"):
         session(folder, {"noise_multiplier": None, "target_epsilon": 1.0, "delta": 1e-3}, budget)

@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
     strategy_in(tmp_path, resume=True).start(DirectGrid(3))
 
-    assert "2.ckpt: torn or corrupt; going on from the one before" in caplog.text
+    assert "2.ckpt: torn or corrupt; resuming from the checkpoint before" in caplog.text
     assert len(set(trainers) - before) == 3, "silos that know a version that is made anew must forget it"
     commits = [a.version for entry in replay(tmp_path / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
     assert commits == [1, 2, 3, 4]
@@ -208,7 +208,7 @@ def test_what_a_killed_server_was_writing_goes(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no checkpoint to go on from"):
+    with pytest.raises(ConfigError, match="there is no checkpoint to resume from"):
         strategy_in(tmp_path / "none", resume=True).start(DirectGrid(3))
     out = tmp_path / "run"
     cut_off(strategy_in(out), version=1)

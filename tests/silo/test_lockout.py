@@ -144,7 +144,7 @@ def test_what_cannot_be_counted_locks_until_it_can(ring: Ring, monkeypatch: pyte
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
 def test_a_folder_that_takes_no_files_is_no_folder_of_keys(ring: Ring) -> None:
     folder(ring).chmod(0o500)
-    with pytest.raises(ConfigError, match="a folder of keys that this silo can write to"):
+    with pytest.raises(ConfigError, match="Give the silo write access to its key folder"):
         Lockout(ring)
 
 

@@ -297,7 +297,7 @@ def test_code_that_changed_since_the_approval_is_not_run_by_the_owner_either(
     approvals.decide(with_code(run.digest, code), approve=True, code=code)
     assert approvals.covers(identity.text.digest, code)
     _marked(file)
-    with pytest.raises(OwnerRefusal, match="not as it was when"):
+    with pytest.raises(OwnerRefusal, match="has changed since"):
         carried_out()
 
 
@@ -320,7 +320,7 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(file: Path, tmp_pa
 def test_a_task_that_the_owner_does_not_allow_is_not_run(file: Path, tmp_path: Path) -> None:
     keep(file, "run", at_s=1e9)
     file.write_text(file.read_text(encoding="utf-8").replace("data: [.], ", ""), encoding="utf-8")
-    with pytest.raises(ConfigError, match="not where this silo's owner allows runs to read"):
+    with pytest.raises(ConfigError, match="outside the folders that this silo's owner allows runs to read"):
         export(file, tmp_path)
 
 

@@ -204,7 +204,9 @@ def test_a_path_that_leads_elsewhere_is_refused(kind: str, path: str, folder: Pa
     task = {"images": images(folder / path), "csv": csv(own, folder / path, own)}
     task["custom"] = {"kind": "custom", "file": str(folder / path)}
     allowed = OwnerPolicy(data=[str(folder / "mine")])
-    with pytest.raises(ConfigError, match=r"^task: .*not where this silo's owner allows .* to data in silo\.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"^task: .*outside the folders that this silo's owner allows .* to data in silo\.yaml"
+    ):
         allowed.checked(spec(task[kind]), 1)
 
 
@@ -235,7 +237,7 @@ def test_a_run_asks_for_data_by_the_name_that_each_owner_gave_them(
     assert found.source.file == str(own)  # type: ignore[union-attr]
     fence = Fence(tuple(config.paths))
     assert fence.open(own).read() == own.read_bytes()
-    with pytest.raises(OwnerRefusal, match="not where"):
+    with pytest.raises(OwnerRefusal, match="outside the folders"):
         fence.located(folder / "mine" / "beside.npz")
     with pytest.raises(OwnerRefusal, match=r"by the name 'test'.* data: \{test: PATH\} in silo\.yaml"):
         allowed.checked(spec({**by_name, "file": "data:test"}), 1)
@@ -257,14 +259,14 @@ def test_a_trainer_runs_no_python_file_from_elsewhere(folder: Path, monkeypatch:
     file = folder / "theirs" / "task.py"
     file.write_text("from pathlib import Path\nPath(__file__).with_name('was-here').touch()\n")
     monkeypatch.setenv(ALLOWED, OwnerPolicy(data=[str(folder / "mine")]).model_dump_json())
-    with pytest.raises(ConfigError, match=r"task\.py is not where"):
+    with pytest.raises(ConfigError, match=r"task\.py is outside the folders"):
         TrainerService(Identity(spec({"kind": "custom", "file": str(file)}).dump(), 0, "a"))
     assert not (folder / "theirs" / "was-here").exists()
 
 
 def test_a_silo_reads_no_file_and_is_no_other_machine_unless_its_owner_says_so(folder: Path) -> None:
     config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state=str(folder / "s"))
-    with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
+    with pytest.raises(OwnerRefusal, match="outside the folders that this silo's owner allows"):
         OwnerPolicy.of(config).checked(spec(images(folder / "mine" / "data.npz")), 1)
     emulated = SPEC.model_copy(update={"emulate": [SiloConfig(name="b", speed=1.0)]})
     with pytest.raises(OwnerRefusal, match=r"^emulate: .*emulate other machines.*emulate: true"):

@@ -240,7 +240,7 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     (folder / ".answer.bin.12").write_bytes(b"half")  # as a killed one leaves it
     monkeypatch.setattr(fedsync.silo.session.trainer_client, "_LOAD_S", 0.5)
     monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 0.05)
-    loads = r"has been loading its task, data and model for \d+ s\. It goes on"
+    loads = r"has been loading its task, data and model for \d+ s\. It continues"
     refused(put(TrainerClient(slow), Describe()), Refusal.LOADING, loads)
     pid = tenant(folder)
     seen = fedsync.silo.session.liveness.Trainers(root)

@@ -202,7 +202,7 @@ def test_a_silo_that_tells_its_own_figures_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(
         EncryptedReplica, "disclosed", lambda self, report: replace(report, loss=1e-7) if self._file is None else report
     )
-    with pytest.raises(Exception, match="tells figures that the run wants sealed"):
+    with pytest.raises(Exception, match="sends unencrypted metrics, which this run encrypts"):
         run_virtual(config(), SILOS, tmp_path)
     assert "1e-07" not in written(tmp_path)
 

@@ -119,7 +119,7 @@ def test_a_silo_needs_only_its_own_file(tmp_path: Path) -> None:
 def test_declared_texts_agree_though_cells_do_not(tmp_path: Path) -> None:
     numbers = "code,t\n1,0\n2,1\n"
     files = (write(tmp_path, "a.csv", numbers), write(tmp_path, "b.csv", "code,t\n1,0\nx,1\n"))
-    with pytest.raises(ConfigError, match=r"b\.csv, line 3, column 1: .*numbers, and a word"):
+    with pytest.raises(ConfigError, match=r"b\.csv, line 3, column 1: .*numbers, but this cell is a word"):
         load(CsvTask(files, "t"), 1, 2)
     task = CsvTask(files, "t", text=("code",))
     assert rows(load(task, 0, 2)).shape == rows(load(task, 1, 2)).shape == (2, 8)

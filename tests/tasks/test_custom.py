@@ -65,7 +65,7 @@ def test_an_imported_task_does_not_count(tmp_path: Path) -> None:
         ("x = 1\n\nx / 0\n", r"mine\.py, line 3: running the file failed: ZeroDivisionError"),
         ("import not_there\n", r"mine\.py, line 1: .*ModuleNotFoundError"),
         ("raise SystemExit(3)\n", r"mine\.py, line 1: .*SystemExit: 3"),
-        ("x = 1\n", r"one subclass of fedsync\.tasks\.task_protocol\.Task is wanted, found: none"),
+        ("x = 1\n", r"one subclass of fedsync\.tasks\.task_protocol\.Task is expected, found: none"),
         (GOOD + "class Yours(Mine): pass\n", r"found: Mine, Yours"),
         (GOOD.replace("def data", "def dato"), r"making a Mine failed: TypeError.*data"),
         (

@@ -41,7 +41,7 @@ def look(file: Path, **task: Any) -> list[str]:
 def test_what_columns_were_taken_for_is_said_unless_the_run_says_it(tmp_path: Path) -> None:
     file = silos(tmp_path, GOOD, GOOD)
     (line,) = look(file)
-    assert "age number, town text (2 gaps). Say it for certain in task.columns" in line
+    assert "age number, town text (2 gaps). State them in task.columns" in line
     assert look(file, columns={"age": {"kind": "number"}, "town": {"kind": "text"}}) == []
 
 
@@ -81,4 +81,6 @@ def test_a_run_by_name_says_what_it_took_columns_for(tmp_path: Path) -> None:
     words += [str(tmp_path / "run"), "--set", f"task={json.dumps(made)}", "--set", "stop.rounds=1"]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
-    assert "columns, taken by their cells: age number, town text (2 gaps)" in " ".join(shown.output.split())
+    assert "kinds of columns, guessed from their cells: age number, town text (2 gaps)" in " ".join(
+        shown.output.split()
+    )

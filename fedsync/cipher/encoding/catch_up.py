@@ -163,11 +163,11 @@ def decode(payload: Payload, sender: str = "server") -> CatchUp:
     if count > MAX_LINKS or not -1 <= base <= to or attempt > MAX_ATTEMPT:
         reader.fail(f"{count} links from version {base} to {to}, attempt {attempt}")
     if count != to - max(base, 0):
-        reader.fail(f"{count} links from version {base} to {to}: each leads to the next")
+        reader.fail(f"{count} links from version {base} to {to}: one link per version is needed")
     model, calibration, roster = (reader.piece(length) for length in lengths)
     links = tuple(_link(reader, to) for _ in range(count))
     if reader.at != len(reader.view):
-        reader.fail(f"{len(reader.view)} bytes, {reader.at} of which mean something")
+        reader.fail(f"{len(reader.view)} bytes, but its content ends at byte {reader.at}")
     return CatchUp(Start(start), base, to, links, model, calibration, attempt, roster)
 
 
@@ -201,7 +201,7 @@ class _Reader:
     def piece(self, size: int) -> memoryview:
         """Return the next bytes, without the zeros that pad them."""
         if size > len(self.view) - self.at:
-            self.fail(f"it ends at {len(self.view)} bytes, within a piece")
+            self.fail(f"it ends at {len(self.view)} bytes, inside a field")
         piece = self.view[self.at : self.at + size]
         self.at += size + -size % _ALIGN
         return piece

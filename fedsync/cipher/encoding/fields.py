@@ -70,7 +70,7 @@ def write_member(member: Member, *, digests: bool) -> bytes:
     try:
         fixed = _MEMBER.pack(member.round, member.nonce, member.chain)
     except struct.error as error:
-        raise ValueError(f"round {member.round} cannot be written: {error}") from None
+        raise ValueError(f"round {member.round} cannot be encoded: {error}") from None
     return write_name(member.update_id) + fixed + (_DIGESTS.pack(member.digest, member.annex) if digests else b"")
 
 

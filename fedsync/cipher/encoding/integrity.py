@@ -131,7 +131,7 @@ class Authenticator:
     def tag(self, hashed: Tag, head: Head) -> Tag:
         """Compute the tag of an update from its `WordHash.value`; the member must already have its digests."""
         if head.members[0].digest == NO_DIGEST:
-            raise PolicyError(f"{head.members[0].update_id} is to be tagged before its words have a digest")
+            raise PolicyError(f"{head.members[0].update_id} cannot be tagged: its words have no digest yet")
         return self._padded(hashed, head)
 
     def authenticate(self, envelope: Envelope, sender: str) -> Authentic:
@@ -142,7 +142,7 @@ class Authenticator:
             reached.append(hasher.value())
         expected = self._padded(hasher.value(), head)
         if not hmac.compare_digest(TAG.pack(*expected), TAG.pack(*envelope.tag)):
-            raise ProtocolError(sender, "tag", f"the sum is not that of the {len(head.members)} updates that are named")
+            raise ProtocolError(sender, "tag", f"this is not the sum of the {len(head.members)} updates that it names")
         return Authentic(head, envelope.words, sender, tuple(reached), self.hasher)
 
     def _padded(self, hashed: Tag, head: Head) -> Tag:

@@ -164,7 +164,7 @@ class QuantizationGrid:
             if integers.max(initial=0) > bound or integers.min(initial=0) < -bound:
                 raise ProtocolError(sender, "clipping", f"a value is beyond what {updates} clipped updates add up to")
             if integers[max(self.layout.size - start, 0) :].any():
-                raise ProtocolError(sender, "filling", "there are values behind the last of the model")
+                raise ProtocolError(sender, "filling", "there are values after the model's last value")
             for low, high, tensor in self._tensors(start, start + integers.size):
                 part = np.empty(high - low, dtype=np.float32)
                 np.multiply(integers[low - start : high - start], units[tensor], out=part, casting="unsafe")

@@ -255,7 +255,7 @@ def _signed(
         head = replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
         signed = b"".join((view[:size], digest, TAG.pack(*tag)))
         if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
-            check.fail("signature", "not signed by the sender, or changed on its way")
+            check.fail("signature", "not signed by the sender, or changed in transit")
     return Envelope(head, words, tag, signature)
 
 
@@ -291,10 +291,10 @@ def _read_head(view: memoryview, expected: Expected, payload: int) -> tuple[Head
         member, at = read_member(view[:size], at, check, digests=kind == Kind.AGGREGATE)
         members.append(member)
     if size - at >= _ALIGN or any(view[at:size]):
-        check.fail("header", "goes on after the members")
+        check.fail("header", "has more bytes after the members")
     annex = bytes(view[size : size + annexed])
     if any(view[size + annexed : start]):
-        check.fail("annex", "goes on after its end")
+        check.fail("annex", "has more bytes after its end")
     epoch, attempt, round_, fingerprint, grid = rest
     head = Head(
         Kind(kind), expected.form, expected.packing, sender, round_, attempt, epoch, fingerprint, grid, chunks,

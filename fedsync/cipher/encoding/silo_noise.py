@@ -83,7 +83,7 @@ class SiloNoise:
                 if share < _LEAST_SHARE:
                     break
                 return NoiseFit(exponent, share, math.floor(longest))
-        problem = f"{bits} bits hold no noise of {self.multiplier:g} on {values} values clipped to {self.clip:g}"
+        problem = f"{bits} bits are too few for noise {self.multiplier:g} on {values} values clipped to {self.clip:g}"
         raise ConfigError("cipher.bits", problem, "Write bits: 16, a smaller model, or another noise_multiplier")
 
     def integers(

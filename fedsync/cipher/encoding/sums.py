@@ -98,7 +98,7 @@ def fault_of(evaluation: Evaluation, evaluators: int, statistics: Sequence[Stati
         sums = evaluation.sums[one.key]
         most = MAX_CELL if one.whole else math.ldexp(1.0, LIMB_BITS * _LIMBS - 1 - _POINT)
         if max(sums) > evaluators * most or min(sums) < (0 if one.whole else -evaluators * most):
-            return f"sums of {one.key} are beyond what {evaluators} silos can find"
+            return f"sums of {one.key} are larger than {evaluators} silos can produce"
         array = np.array(sums)
         problem = one.problem(array)
         # For other statistics, the number of samples cannot be derived from the sums.

@@ -243,7 +243,7 @@ def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) ->
         raise ProtocolError(sender, "weights", f"{count} silos weigh {weight}, each at most {cap}")
     progress = number(flat, _PROGRESS)
     if not progress > 0:
-        raise ProtocolError(sender, "progress", f"{count} silos made a progress of {progress:g}")
+        raise ProtocolError(sender, "progress", f"{count} silos have a progress of {progress:g}")
     votes = _votes(flat, form)
     if votes is None or (votes.sum(axis=1) != count).any():
         raise ProtocolError(sender, "votes", f"not {count} votes for each of {form.groups} groups of tensors")

@@ -162,7 +162,7 @@ def _pin(
         raise ProtocolError(source, "revoked key", f"the keys of {name!r} were revoked; the silo needs fresh ones")
     for other, member in members.items():
         if public.signing == member.signing or public.exchange == member.exchange:
-            raise ProtocolError(source, "shared key", f"{name!r} brings a key that is pinned for {other!r}")
+            raise ProtocolError(source, "shared key", f"{name!r} has a key that is already pinned for {other!r}")
     members[name] = public
 
 

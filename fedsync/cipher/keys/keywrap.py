@@ -106,10 +106,10 @@ def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
         raise ProtocolError(source, "silo line", f"not what `fedsync keys silo` prints: {error}") from None
     public = PublicKeys(found.exchange, found.signing)
     if not public.usable:
-        raise ProtocolError(source, "silo line", f"{found.silo!r} brings an exchange key that agrees on nothing")
+        raise ProtocolError(source, "silo line", f"{found.silo!r} has an invalid exchange key")
     body = _Announcement(**found.model_dump(exclude={"proof"}))
     if not is_signed(public.signing, _LINE, body.canonical(), found.proof):
-        raise ProtocolError(source, "silo line", f"the line of {found.silo!r} was changed on its way")
+        raise ProtocolError(source, "silo line", f"the line of {found.silo!r} was changed in transit")
     return found.silo, public
 
 
@@ -147,11 +147,11 @@ def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int =
     if members.get(own.name) != own.public:
         raise ProtocolError(_SENDER, "silo key", f"wrapped for a key of {own.name!r} that this silo does not have")
     if header.epoch <= held_epoch:
-        detail = f"the bundle brings epoch {header.epoch}, epoch {held_epoch} is held already"
+        detail = f"the bundle has epoch {header.epoch}, but this silo already has epoch {held_epoch}"
         raise ProtocolError(_SENDER, "epoch", detail)
     secret = _open(own, public, body, head)
     if secret is None:
-        raise ProtocolError(_SENDER, "wrapping", "the secret does not open with this silo's key")
+        raise ProtocolError(_SENDER, "wrapping", "the secret cannot be decrypted with this silo's key")
     group = GroupKey(header.epoch, secret[KEY_BYTES:], secret[:KEY_BYTES], members, administrator)
     if group.fingerprint != header.fingerprint:
         raise ProtocolError(_SENDER, "fingerprint", "the secret is not the one that the header names")
@@ -160,14 +160,14 @@ def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int =
 
 def _signed_part(bundle: bytes, administrator: bytes) -> bytes:
     if not _HEAD_BYTES + SIGNATURE_BYTES <= len(bundle) <= MAX_BUNDLE_BYTES or not bundle.startswith(_MAGIC):
-        raise ProtocolError(_SENDER, "bundle", f"{len(bundle)} bytes that are no key bundle")
+        raise ProtocolError(_SENDER, "bundle", f"{len(bundle)} bytes are no key bundle")
     signer = bundle[len(_MAGIC) : len(_MAGIC) + KEY_BYTES]
     if signer != administrator:
         detail = f"signed by {signer.hex()}, pinned is {administrator.hex()}"
         raise ProtocolError(_SENDER, "administrator", detail)
     message, signature = bundle[:-SIGNATURE_BYTES], bundle[-SIGNATURE_BYTES:]
     if not is_signed(administrator, _BUNDLE, message, signature):
-        raise ProtocolError(_SENDER, "signature", "the bundle was changed or cut on its way")
+        raise ProtocolError(_SENDER, "signature", "the bundle was changed or truncated in transit")
     return message
 
 

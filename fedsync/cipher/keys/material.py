@@ -139,7 +139,7 @@ class GroupKey:
         if not 1 <= self.epoch <= MAX_EPOCH:
             raise ValueError(f"epoch {self.epoch} lies outside 1..{MAX_EPOCH}")
         if len(self.key) != KEY_BYTES or len(self.administrator) != KEY_BYTES or not self.context:
-            raise ValueError("a group key has a context, and keys of 32 bytes")
+            raise ValueError("a group key needs a context, and keys of 32 bytes")
         salt = hashlib.sha256(self.context).digest()
         object.__setattr__(self, "fingerprint", self.derive(Purpose.FINGERPRINT, salt, FINGERPRINT_BYTES))
         object.__setattr__(self, "_naming", self.derive(Purpose.NAME))
@@ -204,7 +204,7 @@ def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes,
     """
     start = len(_BLOB_MAGIC) + 4
     if not blob.startswith(_BLOB_MAGIC) or not 0 <= len(blob) - start - KEY_BYTES - _TAG_BYTES <= MAX_BLOB_BYTES:
-        raise ProtocolError(sender, "sealed blob", f"{len(blob)} bytes that are no sealed blob")
+        raise ProtocolError(sender, "sealed blob", f"{len(blob)} bytes are no sealed blob")
     head, salt, body = blob[:start], blob[start : start + KEY_BYTES], blob[start + KEY_BYTES :]
     epoch = int.from_bytes(head[len(_BLOB_MAGIC) :], "little")
     if epoch != group.epoch:
@@ -212,5 +212,5 @@ def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes,
     try:
         return AESGCM(group.derive(purpose, salt)).decrypt(_NONCE, body, head + group.fingerprint + associated)
     except InvalidTag:
-        detail = f"no {purpose} of this group for what was asked, or damaged"
+        detail = f"not a {purpose} of this group for this request, or damaged"
     raise ProtocolError(sender, "sealed blob", detail)

@@ -76,7 +76,7 @@ def find_passphrase(folder: Path) -> str:
             f"Put the passphrase into the environment variable {name} (passphrase_env in silo.yaml names another), or "
             f"into the system's keyring: keyring set {SERVICE} {folder.resolve()}"
         )
-        raise ConfigError(str(folder), "the keys are under a passphrase, and there is none", remedy)
+        raise ConfigError(str(folder), "the keys are encrypted with a passphrase, and none was given", remedy)
     return found
 
 

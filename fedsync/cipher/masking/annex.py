@@ -117,16 +117,16 @@ class Annex:
         annex = cls(context, WorkDone.unpack(work, sender), own, names, unpack_named(sealed, sender, size))
         lengths = (len(context), len(own)) == (CONTEXT_BYTES, DIGEST_BYTES)
         if not lengths or silo in names or names.keys() != annex.sealed.keys():
-            raise ProtocolError(sender, "annex", f"that of {silo!r} does not fit together")
+            raise ProtocolError(sender, "annex", f"the parts of the annex of {silo!r} do not match")
         return annex
 
     def check(self, seeds: Seeds, dropped: set[str], sender: str) -> None:
         """Check own seed and pair seeds with ``dropped`` silos against the commitments, or raise `ProtocolError`."""
         told = {name: commitment(seed) for name, seed in seeds.pairs.items()}
         if told.keys() != dropped or not dropped <= self.pairs.keys() or commitment(seeds.own) != self.own:
-            raise ProtocolError(sender, "reveals", "other seeds than were asked for, or than were committed to")
+            raise ProtocolError(sender, "reveals", "the seeds differ from the requested seeds, or from the commitments")
         if any(told[name] != self.pairs[name] for name in told):
-            raise ProtocolError(sender, "reveals", "a pair's seed is not the one that was committed to")
+            raise ProtocolError(sender, "reveals", "a pair's seed differs from its commitment")
 
 
 def seal(
@@ -153,7 +153,7 @@ def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> S
     try:
         text = AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
     except (InvalidTag, ValueError):
-        raise ProtocolError(SERVER, "shares", f"those of {dealer!r} are not for this silo") from None
+        raise ProtocolError(SERVER, "shares", f"the shares of {dealer!r} are not for this silo") from None
     parts = [text[at : at + SHARE_BYTES] for at in range(0, len(text), SHARE_BYTES)]
     return Seeds(parts[0], dict(zip(sorted(annex.pairs), parts[1:], strict=True)))
 

@@ -94,7 +94,7 @@ class MaskLog:
             try:
                 stack.enter_context(taken(path, inf))
             except OSError as error:
-                remedy = "Masks need a folder of keys that this silo can write to"
+                remedy = "Give the silo write access to its key folder, which masks need"
                 raise ConfigError(str(path), f"cannot be written: {error.strerror}", remedy) from None
             yield self._file
 
@@ -160,8 +160,8 @@ class Masking:
 
 
 def _damaged(file: Path) -> ConfigError:
-    remedy = f"Stop this silo's trainers of the run and remove {file}: the silo then goes on under a fresh pair of keys"
-    return ConfigError(str(file), "damaged: it is not known which masks were used", remedy)
+    remedy = f"Stop this silo's trainers of the run and remove {file}: the silo then continues with a new pair of keys"
+    return ConfigError(str(file), "damaged: the masks that were used are unknown", remedy)
 
 
 def _read(file: Path) -> tuple[bytes, tuple[int, tuple[int, ...]]]:

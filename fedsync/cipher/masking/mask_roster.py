@@ -58,7 +58,7 @@ def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, 
         raise ProtocolError(sender, "announcement", "the key for masks is not signed by its silo")
     keys = PublicKeys(text[RUN_BYTES:], signing)
     if not keys.usable:
-        raise ProtocolError(sender, "announcement", "no secret can be agreed on with the key for masks")
+        raise ProtocolError(sender, "announcement", "the key for masks is invalid: no shared secret can be computed")
     return text[:RUN_BYTES], keys
 
 

@@ -142,7 +142,7 @@ def read_question(payload: Payload) -> Survivors | RevealQuestion:
         case [kind, context, signatures, lost] if kind == _REVEAL:
             named = unpack_named(signatures, SERVER, SIGNATURE_BYTES)
             return RevealQuestion(context, named, unpack_named(lost, SERVER))
-    raise ProtocolError(SERVER, "question", "not a question about masks")
+    raise ProtocolError(SERVER, "question", "not a request about masks")
 
 
 def read_answer(silo: str, payload: Payload) -> SignAnswer | RevealAnswer:
@@ -166,7 +166,7 @@ def _frames(payload: Payload, sender: str) -> list[bytes]:
         raise ProtocolError(sender, "masks", f"{payload.dtype} {payload.shape} instead of bytes")
     frames = unpack(payload.tobytes(), sender)
     if len(frames) < 2 or len(frames[1]) != CONTEXT_BYTES:
-        raise ProtocolError(sender, "masks", "a message that is about no masks")
+        raise ProtocolError(sender, "masks", "a message that is not about masks")
     return frames
 
 
@@ -235,7 +235,7 @@ class MaskRound:
     def mask(self, slots: Slots, first: int = 0) -> Slots:
         """Mask slots, int64 [chunks, 4096]; the result looks uniform within +-t/2. Chunks come in order, each once."""
         if first != self._masked or self._survivors is not None:
-            raise PolicyError(f"chunk {first} is to be masked after {self._masked}: masks are for one update, once")
+            raise PolicyError(f"chunk {first} follows chunk {self._masked}: masks are for one update only")
         self._masked += len(slots)
         pairs = [(seed, self._own.name < name) for name, seed in self._seeds.pairs.items()]
         return masked(slots, [(self._seeds.own, True), *pairs], first)
@@ -249,11 +249,11 @@ class MaskRound:
         if self._survivors not in (None, survivors):
             raise ProtocolError(SERVER, "survivors", "asked to sign a second list for one attempt")
         if survivors.context != self.context or not names <= self._roster.keys.keys():
-            raise ProtocolError(SERVER, "survivors", f"{len(names)} names that are not of the roster")
+            raise ProtocolError(SERVER, "survivors", f"{len(names)} names that are not in the roster")
         if survivors.annexes.get(self._own.name) != annex_stub(self.annex):
-            raise ProtocolError(SERVER, "survivors", "the list is without the update that was sealed here")
+            raise ProtocolError(SERVER, "survivors", "the list lacks the update that this silo encrypted")
         if len(names) < self._roster.least:
-            raise ProtocolError(SERVER, "survivors", f"{len(names)} silos; their sum would tell too much")
+            raise ProtocolError(SERVER, "survivors", f"{len(names)} silos; their sum would disclose too much")
         if not comparable(survivors.works(), self._ratio):
             detail = f"one update is more than {self._ratio:g} times the work of another, and would stand out"
             raise ProtocolError(SERVER, "survivors", detail)

@@ -91,5 +91,5 @@ class Masked:
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         if self._unmasker is None:
-            raise PolicyError("opening a masked sum needs the survivors' reveals")
+            raise PolicyError("decrypting a masked sum needs the survivors' reveals")
         return self._unmasker.unmask(self._inner.open(words, members, first, sender), first)

@@ -41,10 +41,10 @@ class Chain:
     def undo(self, back_to: int) -> None:
         """Add a version that reverts all since ``back_to``; `PolicyError` if a part is forgotten, or an UNDO link."""
         if not self.continues(back_to):
-            raise PolicyError(f"version {back_to} is to come back, and what was added since is forgotten")
+            raise PolicyError(f"version {back_to} cannot be restored: later sums are no longer stored")
         links = [link for link in reversed(self.since(back_to)) if link.kind is not LinkKind.EMPTY]
         if any(link.kind is not LinkKind.ADD for link in links):
-            raise PolicyError(f"version {back_to} is to come back, and it was left by taking something back")
+            raise PolicyError(f"version {back_to} cannot be restored: a later version already undid another")
         entries = tuple(link.entries[0] for link in links)
         self.links.append(Link(LinkKind.UNDO if entries else LinkKind.EMPTY, entries))
 
@@ -57,7 +57,7 @@ def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple
     """Sum of updates or regions' sums on one grid: words span by span, added on demand, and the tag."""
     count = sum(len(envelope.head.members) for envelope in envelopes)
     if count > limit:
-        raise PolicyError(f"{count} updates in one sum, at most {limit} can be opened")
+        raise PolicyError(f"{count} updates in one sum, at most {limit} can be decrypted")
     tag = envelopes[0].tag
     for envelope in envelopes[1:]:
         tag = added(tag, envelope.tag, adder.form)

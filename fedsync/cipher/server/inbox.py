@@ -92,7 +92,7 @@ class Inbox:
         envelope = self._read(silo, update_id, ordered, update[:cut], self._plan.chunks)
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
-            raise ProtocolError(silo, "finite", "values in the clear are not finite")
+            raise ProtocolError(silo, "finite", "unencrypted values are not finite")
         self._check_nonces(silo, envelope)
         masks = self._masks(silo, envelope.head.annex) if self._plan.masked else None
         self._pending[update_id] = Update(update, envelope, clear, ordered.scale, (envelope,), (update_id,), masks)
@@ -135,7 +135,7 @@ class Inbox:
     def _check_nonces(self, sender: str, envelope: wire.Envelope) -> None:
         here = {member.nonce for one in set(self._pending.values()) for member in one.envelope.head.members}
         if any(member.nonce in here for member in envelope.head.members):
-            raise ProtocolError(sender, "nonce", "that of another update: silos would not open a sum of both")
+            raise ProtocolError(sender, "nonce", "that of another update: silos would not decrypt a sum of both")
 
     def _masks(self, silo: str, annex: bytes) -> Masks:
         read = Annex.unpack(annex, silo, silo)
@@ -183,7 +183,7 @@ class Inbox:
         self._spoiled.difference_update(named)
         for update_id in named:
             self._ordered.pop(update_id, None)
-        forgotten = "started from a version that silos have forgotten"
+        forgotten = "started from a version that silos no longer store"
         _drop(taken, lambda update: update.envelope.head.round <= newest - WINDOW, forgotten)
         if self._plan.masked and taken:
             masks = [update.masks for update in taken.values()]
@@ -192,9 +192,9 @@ class Inbox:
             _drop(taken, lambda update: update.masks != chosen, others)
             works = {one: [work_of(single.head) for single in update.singles] for one, update in taken.items()}
             alike = [taken[one] for one in most_comparable(works, self._plan.work_ratio)]
-            much = "is much more or less work than most, and silos open no sum in which one update stands out"
+            much = "is much more or less work than most, and silos decrypt no sum in which one update stands out"
             _drop(taken, lambda update: update not in alike, much)
-        past, grid = "is built on another past than the others", "was sealed on another grid than the others"
+        past, grid = "has another history than the others", "was sealed on another grid than the others"
         self._agree(taken, lambda one: (one.envelope.head.round, one.envelope.head.members[0].chain), past)
         self._agree(taken, lambda one: (one.scale, one.envelope.head.grid), grid)
         self._fit(taken, newest)
@@ -272,7 +272,7 @@ def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelop
         if one.head.grid == grid and chains[one.head.members[0].chain] == max(chains.values()):
             usual.append(one)
         else:
-            logger.warning("%s means another model, run or specification than most: its greeting does not count", name)
+            logger.warning("%s has another model, run or specification than most: its greeting is ignored", name)
     return usual
 
 

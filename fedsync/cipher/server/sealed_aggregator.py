@@ -159,10 +159,10 @@ class EncryptedAggregator:
         return NO_PAYLOAD
 
     def put_own(self, silo: str, model: Payload) -> None:
-        raise ProtocolError(silo, "model", "nobody asked for one")
+        raise ProtocolError(silo, "model", "none was requested")
 
     def own(self, silo: str) -> Payload:
-        raise PolicyError("under encryption no silo's own model travels")
+        raise PolicyError("silos of an encrypted run send no models of their own")
 
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
         """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current version."""
@@ -204,7 +204,7 @@ class EncryptedAggregator:
         """Everything up to a version or the newest, uint8 [bytes]; `PolicyError` if links are forgotten."""
         found = self._catch_up(-1)
         if found.start is not Start.HELD:
-            raise PolicyError("the first links are forgotten")
+            raise PolicyError("the first links are no longer stored")
         version = min(version, found.version)
         return replace(found, version=version, links=found.links[:version]).encode()
 
@@ -241,7 +241,7 @@ class EncryptedAggregator:
         entry = LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear)))
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         if len(members) < least:
-            why = "would tell too much: it stays closed, and the commit brings nothing"
+            why = "would disclose too much: it is not decrypted, and the commit changes no model"
             logger.warning("a sum of %d silos %s", len(members), why)
             self._pause()
             return
@@ -308,7 +308,7 @@ class EncryptedAggregator:
             return
         self._unmasking = None
         if opening is None:
-            logger.warning("masks do not come off: the commit brings nothing, and silos go on")
+            logger.warning("masks cannot be removed: the commit does not change the model, and silos continue")
             self._pause()
         else:
             self._add(replace(entry, reveals=opening), members)
@@ -317,8 +317,8 @@ class EncryptedAggregator:
         """Do nothing: silos have the models."""
 
     def notes(self) -> list[str]:
-        rounds, why = self._chain.paused, "they held the updates of too few silos, or masks did not come off"
-        return [f"commits that brought nothing, and count as rounds: {rounds}; {why}"] if rounds else []
+        rounds, why = self._chain.paused, "they held the updates of too few silos, or masks could not be removed"
+        return [f"commits that did not change the model, but count as rounds: {rounds}; {why}"] if rounds else []
 
     def savepoint(self) -> None:
         self._savepoint = self._chain.newest

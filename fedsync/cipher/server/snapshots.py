@@ -65,7 +65,7 @@ class Snapshots:
                 return None
             if not self._warned:
                 self._warned = True
-                then = "what is older is forgotten, and a silo without a model can join only once they have"
+                then = "older sums are no longer stored, and a silo without a model can join only after this"
                 told = "fewer than %d silos have attested a snapshot in %d versions: %s"
                 logger.warning(told, self._needed, links, then)
         self.relied, self.candidate = chosen, None

@@ -110,7 +110,7 @@ class CatchUpReader:
         found = len({one.silo for one in alike if one.round >= base.version} | {author})
         needed = attesters(len(self._ring.group.members))
         if found < needed:
-            raise SpoiledSum(SERVER, "snapshot", f"{found} silos stand for that of {author}, {needed} must")
+            raise SpoiledSum(SERVER, "snapshot", f"{found} silos attest the snapshot of {author}, {needed} are needed")
 
     # Decode.
 
@@ -159,7 +159,7 @@ class CatchUpReader:
         added = {} if base is None else dict(base.added)
         for link in links:
             if link.kind is LinkKind.UNDO and self._plan.optimizer is not None:
-                detail = "a version is to be taken back, of which nobody knows what the optimizer remembered"
+                detail = "a version cannot be undone: the optimizer's state before it is unknown"
                 raise ProtocolError(SERVER, "undo", detail)
             following = records.after(link.kind, link.contents)
             if link.kind is LinkKind.ADD:
@@ -170,7 +170,7 @@ class CatchUpReader:
                 for member in entry.members:
                     admit(member, added, self._ring)
                     if not max(oldest, entry.version - WINDOW) <= member.round < entry.version:
-                        detail = f"{member.update_id[:80]!r} started from {member.round}, which is not remembered"
+                        detail = f"{member.update_id[:80]!r} started from {member.round}, which is no longer stored"
                         raise ProtocolError(SERVER, "chain", detail)
             records = following
 
@@ -201,8 +201,8 @@ def alike_members(members: Sequence[Member], known: Mapping[int, bytes], lying: 
 
 
 def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> SpoiledSum:
-    who = f"{', '.join(silos)} did not come to version {version} as this silo did"
-    why = "by other sums, from another first model, or with arithmetic of another kind of processor"
+    who = f"{', '.join(silos)} computed another version {version} than this silo"
+    why = "from other sums, from another first model, or on another kind of processor"
     return SpoiledSum(SERVER, "chain", f"{who}: {why}")
 
 
@@ -227,5 +227,5 @@ def clear_values(data: Piece, size: int) -> Vector:
         raise ProtocolError(SERVER, "length", f"{len(data)} bytes in the clear, not {4 * size}")
     values = np.frombuffer(data, dtype="<f4").astype(np.float32)
     if not np.isfinite(values).all():
-        raise ProtocolError(SERVER, "finite", "values in the clear are not finite")
+        raise ProtocolError(SERVER, "finite", "unencrypted values are not finite")
     return values

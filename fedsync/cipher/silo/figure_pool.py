@@ -203,7 +203,7 @@ def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Sta
     found = usable(silo, evaluation, known)
     if found is None or known.keys() - found.sums.keys():
         if evaluation is not None:
-            logger.warning("what this silo found in its evaluation is no sum of samples: it counts for nothing")
+            logger.warning("this silo's evaluation is no sum over samples: it is ignored")
         return Evaluation(0.0, 0.0, 0)
     for key, one in known.items():
         if one.whole and max(found.sums[key]) > MAX_CELL:

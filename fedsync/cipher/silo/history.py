@@ -102,10 +102,10 @@ class LinkRecords:
             while at >= 0 and records[at].kind is LinkKind.EMPTY:
                 at -= 1
             if at < 0 or version != self.newest - (len(records) - 1 - at):
-                detail = f"version {version} is to be taken back, which is not the last that is left, or forgotten"
+                detail = f"version {version} cannot be undone: it is not the last version, or is no longer stored"
                 raise ProtocolError(SERVER, "undo", detail)
             if (records[at].kind, records[at].content) != (LinkKind.ADD, content):
-                detail = f"version {version} is to be taken back: it added something else, or took back itself"
+                detail = f"version {version} cannot be undone: it added other updates, or itself undid a version"
                 raise ProtocolError(SERVER, "undo", detail)
             at -= 1
 

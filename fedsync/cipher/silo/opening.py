@@ -96,7 +96,7 @@ class Opener:
         first = plan.first_exponents
         try:
             if any(member.chain != run for member in members):
-                raise _spoiled("chain", "a silo means another run")
+                raise _spoiled("chain", "a silo is in another run")
             slots = self._sealer.open(calibration.first, members)
             added_up = self._tally(slots, calibration)
             if slots.reshape(-1)[plan.grid(first).head :].any():
@@ -206,9 +206,9 @@ class Opener:
         grids, optimizer = state.scales.grids(self._plan, self._ring.group), self._plan.optimizer
         for index, one in enumerate(entry.sums):
             if one.head.grid not in grids:
-                spoiled[index] = _spoiled("grid", "sealed on a grid that nobody agreed on")
+                spoiled[index] = _spoiled("grid", "encrypted on a grid that silos did not agree on")
             if any(state.history.chain(member.round) != member.chain for member in one.head.members):
-                spoiled[index] = _spoiled("chain", "built on another past")
+                spoiled[index] = _spoiled("chain", "computed from another history")
             if optimizer is not None and optimizer.controls and any(m.round != state.version for m in one.head.members):
                 spoiled[index] = _spoiled("age", "its steps were corrected by an older version")
         known, by_server = -1, set(spoiled)
@@ -233,7 +233,7 @@ class Opener:
         added = [index for index in range(len(entry.sums)) if counted >> index & 1]
         if all(entry.sums[index].head.grid in grids for index in added):
             return added
-        logger.warning("version %d cannot be taken back: its grid is forgotten", entry.version)
+        logger.warning("version %d cannot be undone: its grid is no longer stored", entry.version)
         return []
 
     def _change(
@@ -302,7 +302,7 @@ def _noted(spoiled: dict[int, ProtocolError], index: int) -> Iterator[None]:
 
 def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError, what: str = "sum") -> None:
     ids = ", ".join(member.update_id for member in members)
-    text = "version %d: the %s of %s brings nothing, one of them spoiled it: %s"
+    text = "version %d: the %s of %s is ignored, one of them made it invalid: %s"
     logger.warning(text, version, what, ids, error.detail)
 
 

@@ -128,8 +128,8 @@ class ChainLog:
 
     def _check_new(self, entries: _Entries) -> None:
         if self._name in entries.names:
-            problem = "the run goes on under another name, and this silo has followed it"
-            raise ConfigError("run", problem, "Nothing is to be done: this is what is left of the time before")
+            problem = "the run continues under another name, and this silo with it"
+            raise ConfigError("run", problem, "No action is needed: this is a message from before the new name")
         if len(entries.names) >= MOST_NAMES:
             problem = f"the server lost its newest checkpoint {MOST_NAMES} times in this run"
             raise ConfigError("run", problem, f"Begin another run. {_ROTATE}")
@@ -144,13 +144,13 @@ class ChainLog:
         path = self._folder / self._file
         if not path.exists():
             if self._run in self._over():
-                problem = f"{KEPT_RUNS} runs have begun since this one was heard of: it is over"
+                problem = f"{KEPT_RUNS} runs have begun since this silo last saw this run: it is over"
                 raise ConfigError("run", problem, f"Begin another run. {_ROTATE}")
             return None
         try:
             return _Entries.from_bytes(read_private(path, _MAX_BYTES))
         except ValueError:
-            problem = "damaged: it is not known which model this silo came to"
+            problem = "damaged: this silo's newest version is unknown"
             raise ConfigError(str(path), problem, _ROTATE) from None
 
     def _tidy(self) -> None:
@@ -178,7 +178,7 @@ class ChainLog:
             return set()
         data = read_private(path, _MAX_OVER_BYTES)
         if len(data) % DIGEST_BYTES:
-            raise ConfigError(str(path), "damaged: it is not known which runs are over", _ROTATE)
+            raise ConfigError(str(path), "damaged: the runs that are over are unknown", _ROTATE)
         return {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
 
 
@@ -191,7 +191,7 @@ def _locked(place: Path | None, lock: Path | None) -> Iterator[None]:
         with taken(lock, inf):
             yield
     except OSError as error:
-        remedy = "Encrypted runs need a folder of keys that this silo can write to"
+        remedy = "Give the silo write access to its key folder, which encrypted runs need"
         raise ConfigError(str(place), f"cannot be written: {error.strerror}", remedy) from error
 
 

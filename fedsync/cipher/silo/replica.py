@@ -208,7 +208,7 @@ class EncryptedReplica:
         header = tally.build(own, plan.cap, plan.header)
         chain = self._state.history.chain(order.base_version)
         if chain is None:
-            raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which is not here")
+            raise ProtocolError(SERVER, "order", f"it starts from version {order.base_version}, which it does not have")
         member = Member(order.update_id, order.base_version, secrets.token_bytes(NONCE_BYTES), chain)
         grid = plan.grid(self._state.scales.exponents[-1])
         pipeline, annex = self._pipeline, b""
@@ -342,7 +342,7 @@ class EncryptedReplica:
         base, author = self._base(received)
         newest = max(followed, default=-1)
         if received.version < newest:
-            detail = f"it leads to version {received.version}, and this silo has been at {newest}"
+            detail = f"it leads to version {received.version}, but this silo was already at {newest}"
             raise ProtocolError(SERVER, "version", detail)
         read = self._reader.read(received, base, author)
         # Everything was verified as sealed by silos: now it may be opened.
@@ -374,7 +374,7 @@ class EncryptedReplica:
                 raise OtherVersion(held, received.base)
             return self._state, None
         if held >= 0:
-            logger.warning("the server has nothing that continues version %d: the model is made anew", held)
+            logger.warning("the server has no catch-up from version %d: it builds the model again", held)
         if received.start is not Start.SNAPSHOT:
             return None, None
         author, state = open_snapshot(self._ring, self._plan, self._run, bytes(received.model), received.base)

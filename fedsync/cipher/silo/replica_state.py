@@ -342,7 +342,7 @@ def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, ver
     read = SignedSnapshot.read(data, SERVER)
     author = ring.group.members.get(read.author)
     if author is None or not read.is_of(author.signing):
-        raise ProtocolError(SERVER, "snapshot", f"not signed by {read.author!r}, whose it is said to be")
+        raise ProtocolError(SERVER, "snapshot", f"not signed by {read.author!r}, its stated author")
     try:
         content = open_blob(ring.group, Purpose.SNAPSHOT, _bound_to(plan), bytes(read.sealed), read.author)
         (length,) = _LENGTH.unpack_from(content)

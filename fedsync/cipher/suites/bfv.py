@@ -242,5 +242,5 @@ def _probe(context: Any) -> bytes:
     if int(words.max()) >= BFV.modulus:
         raise FormatError("words are not below the modulus")
     if list(_VECTOR(context, head + words.tobytes()).decrypt()) != values:
-        raise FormatError("words do not survive taking out and putting back")
+        raise FormatError("words change when they are taken out and put back")
     return head

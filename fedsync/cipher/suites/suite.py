@@ -188,7 +188,7 @@ class Adder:
 def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
     """Check that a sum holds updates, no update or nonce twice, and at most ``limit``, or raise `ProtocolError`."""
     if not 1 <= len(members) <= limit:
-        raise ProtocolError(sender, "additions", f"{len(members)} updates in one sum, at most {limit} open")
+        raise ProtocolError(sender, "additions", f"{len(members)} updates in one sum, at most {limit} can be decrypted")
     if len({member.update_id for member in members}) != len(members):
         raise ProtocolError(sender, "members", "an update is in the sum twice")
     if len({member.nonce for member in members}) != len(members):

@@ -155,7 +155,7 @@ def confine(room: Room) -> None:
     abi = landlock_abi()
     if abi == 0 or platform.machine() not in _CALLS:
         remedy = "Use a Linux with Landlock (5.13, better 6.7) on x86-64 or ARM64"
-        raise ConfigError("confinement", "this system cannot keep a process from files", remedy)
+        raise ConfigError("confinement", "this system cannot isolate a process from files", remedy)
     _done(ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
     handled = (1 << (13 if abi < 2 else 14 if abi < 3 else 15 if abi < 5 else 16)) - 1
     network = _CONNECT_TCP | _BIND_TCP if abi >= NETWORK_ABI and room.network != "own" else 0

@@ -61,10 +61,10 @@ def code_below(root: Path) -> dict[str, str]:
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
                 if not path.is_file():  # reading a pipe would block
-                    raise ConfigError(str(path), "this is no file", "Remove it, or give it another ending")
+                    raise ConfigError(str(path), "this is no file", "Remove it, or change its file extension")
                 found[path.relative_to(root).as_posix()] = file_digest(path)
             except OSError as error:
-                raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Mend or remove the file") from error
+                raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Fix or remove the file") from error
         if entries > _MOST_ENTRIES or len(found) > MOST_FILES:
             problem = f"more than {MOST_FILES} Python files or {_MOST_ENTRIES} files of any kind lie here"
             raise ConfigError(str(root), problem, "Give the code a folder of its own")
@@ -144,7 +144,7 @@ def confirmed_by_approval(record: Path) -> Check:
             if str(path) not in files:
                 problem = f"{path} is none of the files of code that this silo's owner approved"
                 raise OwnerRefusal("approve", problem, "Put it in a folder below the code, or install it at the silo")
-            problem = f"{path} is not as it was when this silo's owner approved the run"
+            problem = f"{path} has changed since this silo's owner approved the run"
             raise OwnerRefusal("approve", problem, "Have the owner refuse and approve the run again")
 
     return check

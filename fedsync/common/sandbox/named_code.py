@@ -46,7 +46,7 @@ def function_of(name: str, key: str) -> Callable[..., Any]:
     owner, and `ConfigError` if there is no such function.
     """
     if os.environ.get(ALLOWED):
-        problem = f"the run names a function, {name!r}, and a silo calls none that a run names"
+        problem = f"the run names the function {name!r}, and silos call no functions that a run names"
         raise OwnerRefusal(key, problem, "Write pooled or worst")
     module, _, function = name.partition(":")
     made: Callable[..., Any] | None = getattr(_imported(module, key), function, None)
@@ -78,7 +78,7 @@ def _imported(module: str, key: str) -> ModuleType:
         remedy = "Install the module where the server runs, or name its folder in PYTHONPATH"
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if not missing or not f"{module}.".startswith(f"{missing}."):
-            remedy = "Mend the module"
+            remedy = "Correct the module"
         elif key == "plugin" and "." not in module:
             remedy = f"{remedy}. If it is a file beside the strategy file, write {module}.py"
         raise ConfigError(key, f"{module!r} cannot be imported: {tell(error)}", remedy) from error
@@ -99,7 +99,7 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
     root = here.parents[module_name.count(".")]
     check = _admit(here, root, call)
     if not path.is_file():
-        raise ConfigError(str(path), "there is no such file", f"Mend {key}; it is relative to the YAML file")
+        raise ConfigError(str(path), "there is no such file", f"Correct {key}; it is relative to the YAML file")
     name = module_name or f"{_NAME}{zlib.crc32(str(here).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
@@ -122,7 +122,7 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
         raise
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
-        raise ConfigError(place_of(path, error), f"running the file failed: {tell(error)}", "Mend the file") from error
+        raise ConfigError(place_of(path, error), f"running the file failed: {tell(error)}", "Fix the file") from error
     return module
 
 
@@ -140,10 +140,10 @@ def _admit(here: Path, root: Path, call: str) -> Check | None:
     if files is None:
         return None
     if reviewers is None and not any(here == Path(each.rpartition(":")[0] if ":" in each else each) for each in files):
-        remedy = "Have the owner name it below code_files in silo.yaml, once it was read"
+        remedy = "Have the owner read it, then name it below code_files in silo.yaml"
         raise OwnerRefusal("task", f"this silo's owner named no code {here}", remedy)
     if call and f"{here}:{call}" not in files:
-        remedy = f"Have the owner name {here}:{call} below code_files in silo.yaml, once it was read"
+        remedy = f"Have the owner read it, then name {here}:{call} below code_files in silo.yaml"
         raise OwnerRefusal("task", f"this silo's owner did not name {call} in {here}", remedy)
     packages = [folder for folder in here.parents if folder.is_relative_to(root) and folder != root]
     if not all((folder / "__init__.py").is_file() for folder in packages):

@@ -179,4 +179,4 @@ def _place(status: os.stat_result) -> _Place:
 
 def _refusal(path: str | Path) -> OwnerRefusal:
     remedy = "Name a file in one of its data folders, or have the owner add its folder to data in silo.yaml"
-    return OwnerRefusal("task", f"{path} is not where this silo's owner allows runs to read", remedy)
+    return OwnerRefusal("task", f"{path} is outside the folders that this silo's owner allows runs to read", remedy)

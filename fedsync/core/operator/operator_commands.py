@@ -74,11 +74,11 @@ class ChangeStop:
         if not self.given():
             return "no rule is named"
         if self.rounds is not None and self.rounds < 1:
-            return f"{self.rounds} rounds are none; write 1 or more"
+            return f"{self.rounds} rounds are too few; write 1 or more"
         if self.rounds is not None and self.rounds > MOST_ROUNDS:
             return f"no run has more than {MOST_ROUNDS} rounds; write fewer"
         if self.seconds is not None and not (isfinite(self.seconds) and self.seconds > 0):
-            return f"{self.seconds:g} s are no time; write a number greater than 0"
+            return f"{self.seconds:g} s is no duration; write a number greater than 0"
         if self.target_accuracy is not None and not isfinite(self.target_accuracy):
             return f"{self.target_accuracy:g} is no accuracy"
         return ""

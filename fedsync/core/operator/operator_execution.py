@@ -97,7 +97,7 @@ class Steering(Extension):
             case DropSilo(name) if name in here and len(here) == 1:
                 return f"{name!r} is the only silo that is here; pause the run instead, or change when it ends"
             case DropSilo(name) if name in here and len(here) - 1 < least:
-                return f"{len(here) - 1} silos would be left, and silos open no sum of fewer than {least} (cipher)"
+                return f"{len(here) - 1} silos would be left, and silos decrypt no sum of fewer than {least} (cipher)"
             case ReadmitSilo(name) if name not in self.dropped:
                 out = f"dropped are {', '.join(sorted(self.dropped))}" if self.dropped else "no silo is"
                 return f"{name!r} was not dropped; {out}"

@@ -109,7 +109,7 @@ def site_here(file: Path, run: str | None = None) -> Site:
         if run in (None, spec.run):
             found.append((used_s, identity, spec, folder))
     if not found:
-        problem = f"no run has left anything in {config.state}" if run is None else f"no run {run!r} was here"
+        problem = f"no run has files in {config.state}" if run is None else f"no run {run!r} was here"
         raise ConfigError("fedsync evaluate", problem, "Evaluate where the silo took part in a run")
     _, identity, spec, folder = max(found, key=lambda each: each[0])
     owner = act_for_owner(config, identity)

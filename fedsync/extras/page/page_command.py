@@ -29,7 +29,7 @@ def page(
     try:
         server = PageServer(folder, port, steers=not read_only)
     except OSError as error:
-        raise ConfigError("--port", f"{port} cannot be listened on: {error.strerror}", "Leave it out") from None
+        raise ConfigError("--port", f"{port} cannot be used: {error.strerror}", "Leave it out") from None
     with server:
         say(f"Open once, in one tab of a browser on this machine: {server.link}")
         tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} this-machine"

@@ -169,7 +169,7 @@ class PageServer:
     def _enter(self, body: dict[str, Any]) -> Response:
         entered = self.enter(str(body.get(_TOKEN, "")))
         if entered is None:
-            return _problem(401, "the link is used up, or is no link; start `fedsync page` again")
+            return _problem(401, "the link was used already, or is invalid; start `fedsync page` again")
         cookie, key = entered
         flags = f"{self.cookie_name}={cookie}; HttpOnly; SameSite=Strict; Path=/"
         return JSONResponse({"key": key}, headers={"Set-Cookie": flags})
@@ -181,7 +181,7 @@ class PageServer:
             question: OperatorQuestion = codec.decode(OperatorQuestion, body)
             self.asks(self.folder, question)
         except codec.DecodeError as error:
-            return _problem(400, f"nothing that can be asked of a run: {error}")
+            return _problem(400, f"not a valid request to a run: {error}")
         except ConfigError as error:
             return _problem(409, error.problem)
         except FedSyncError as error:

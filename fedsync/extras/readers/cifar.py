@@ -59,12 +59,12 @@ class CifarSource(Source):
         data, labels = fields.get(b"data", fields.get("data")), fields.get(key, fields.get(key.decode()))
         if not isinstance(data, RawArray) or not isinstance(labels, list):
             problem = f"no array `data` and list `{key.decode()}` in the file"
-            raise ConfigError(str(path), problem, "Take the Python version of the data set, and mend task.data.classes")
+            raise ConfigError(str(path), problem, "Use the Python version of the data set, and fix task.data.classes")
         if not all(type(label) is int and 0 <= label < self.classes for label in labels):
             check_classes(path, np.array([_number(label) for label in labels], dtype=np.int64), self.classes)
         images = data.bytes_of(path)
         if images.shape != (len(labels), _PIXELS):
-            problem = f"the images are {images.shape}, wanted are {(len(labels), _PIXELS)}"
+            problem = f"the images are {images.shape}, expected {(len(labels), _PIXELS)}"
             raise ConfigError(str(path), problem, "Copy the file again")
         return images.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
 
@@ -129,7 +129,7 @@ class _Unpickler(pickle._Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError("the file asks for something that is no array") from None
+            raise pickle.UnpicklingError("the file contains an object that is no array") from None
 
 
 def read_pickle(path: Path) -> object:

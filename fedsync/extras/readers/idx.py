@@ -85,8 +85,8 @@ def _header(path: Path, head: bytes, axes: int) -> tuple[int, ...]:
     if head[2] != _UNSIGNED_BYTE or head[3] != axes:
         raise ConfigError(
             f"{path}, byte 2",
-            f"the file does not hold what is wanted, 0x08 (bytes) with {axes} axes",
-            "Are images and labels mixed up?",
+            f"the file does not have the expected type, 0x08 (bytes) with {axes} axes",
+            "Check that images and labels are not exchanged",
         )
     shape = tuple(int(size) for size in np.frombuffer(head, dtype=">u4", count=axes, offset=4))
     if 0 in shape:

@@ -50,7 +50,7 @@ class LeafSource(Source):
     def _folder(self, folder: Path) -> Samples:
         files = sorted(folder.glob("*.json"))
         if not files:
-            raise ConfigError(str(folder), "no file fits *.json", "Mend task.data.folder")
+            raise ConfigError(str(folder), "no file matches *.json", "Correct task.data.folder")
         users: dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = {}
         for path in files:
             for place, (name, fields) in enumerate(_users(path).items(), start=1):
@@ -70,18 +70,18 @@ class LeafSource(Source):
             raise ConfigError(place, "lists `x` and `y` of one length are wanted", "Write the file again with LEAF")
         if not all(isinstance(image, list) and len(image) == self.side**2 for image in x):
             problem = f"an image is not a list of {self.side**2} numbers"
-            raise ConfigError(place, problem, "Mend the file, or task.data.side")
+            raise ConfigError(place, problem, "Correct the file, or task.data.side")
         check_cells(place, len(x) * self.side**2)
         try:
             with np.errstate(over="ignore"):
                 images = np.array(x, dtype=np.float32)
         except (ValueError, TypeError, OverflowError) as error:
-            raise ConfigError(place, "an image holds something else than numbers", "Mend it") from error
+            raise ConfigError(place, "an image has a value that is not a number", "Correct it") from error
         if images.ndim != 2:
-            raise ConfigError(place, "an image holds something else than numbers", "Mend it")
+            raise ConfigError(place, "an image has a value that is not a number", "Correct it")
         check_finite(place, images)
         if not all(type(label) is int and abs(label) < 2**31 for label in y):
-            raise ConfigError(place, "a class is not a whole number", "Mend the file")
+            raise ConfigError(place, "a class is not a whole number", "Correct the file")
         labels = np.array(y, dtype=np.int64)
         check_classes(place, labels, self.classes)
         return images, labels
@@ -96,5 +96,5 @@ def _users(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}{line}", "not JSON", "Write the file again with LEAF") from error
     users = content.get("user_data") if isinstance(content, dict) else None
     if not isinstance(users, dict) or not users:
-        raise ConfigError(f"{path}, user_data", "no users stand here", "Write the file again with LEAF")
+        raise ConfigError(f"{path}, user_data", "the list of users is empty", "Write the file again with LEAF")
     return users

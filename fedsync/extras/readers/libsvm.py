@@ -50,7 +50,7 @@ class LibsvmSource(Source):
                 rows, targets = load_svmlight_file(stream, n_features=self.features, zero_based=False)
         except (ValueError, OverflowError) as error:
             problem = f"not in the format of libsvm with {self.features} columns"
-            raise ConfigError(file, problem, "Mend the file, or task.data.features") from error
+            raise ConfigError(file, problem, "Correct the file, or task.data.features") from error
         if not len(targets):
             raise ConfigError(file, "the file has no samples", "Give the silo data, or leave it out")
         lengths = np.diff(rows.indptr)

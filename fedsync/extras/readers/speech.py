@@ -63,7 +63,7 @@ class SpeechSource(Source):
         if not apart.any():
             return everything, None
         if apart.all():
-            raise ConfigError(f"{self.folder}/{_TESTING}", "the list leaves nothing to train on", "Mend the list")
+            raise ConfigError(f"{self.folder}/{_TESTING}", "the list leaves no recordings for training", "Fix the list")
         return everything.take(np.flatnonzero(~apart)), everything.take(np.flatnonzero(apart))
 
     @property
@@ -81,7 +81,7 @@ class SpeechSource(Source):
             labels += [label] * len(found)
         if not paths:
             problem = f"there are no recordings of {', '.join(self.words)}"
-            raise ConfigError(self.folder, problem, "Mend task.data.folder or task.data.words")
+            raise ConfigError(self.folder, problem, "Correct task.data.folder or task.data.words")
         return paths, np.array(labels, dtype=np.int64)
 
     def _testing(self) -> frozenset[str]:

@@ -83,7 +83,7 @@ def _numbers(table: Table, columns: Sequence[str]) -> NDArray[np.float32]:
             raise ConfigError(
                 table.place(name, values.index(None)),
                 "the cell is not a number",
-                "Mend or ignore the column, or use kind: csv, which takes texts and missing cells",
+                "Correct or ignore the column, or use kind: csv, which accepts texts and missing cells",
             )
         found[:, at] = values
     return found
@@ -99,7 +99,7 @@ def _parquet_names(file: str) -> list[str]:
         with open_data(file) as stream:
             return list(map(str, parquet.read_schema(stream).names))
     except (invalid, OSError) as error:
-        raise ConfigError(file, "cannot read the file as Parquet", "Mend the path or the file") from error
+        raise ConfigError(file, "cannot read the file as Parquet", "Correct the path or the file") from error
 
 
 def _parquet(file: str, columns: Sequence[str]) -> NDArray[np.float32]:
@@ -109,7 +109,7 @@ def _parquet(file: str, columns: Sequence[str]) -> NDArray[np.float32]:
             check_cells(file, parquet.read_metadata(stream).num_rows * len(columns))
             table = parquet.read_table(stream, columns=list(columns))
     except (invalid, OSError, MemoryError) as error:
-        raise ConfigError(file, "cannot read the file as Parquet", "Mend the file") from error
+        raise ConfigError(file, "cannot read the file as Parquet", "Correct the file") from error
     if table.num_rows == 0:
         raise ConfigError(file, "the file has no rows", "Give the silo data, or leave it out")
     cells = np.empty((table.num_rows, len(columns)), dtype=np.float32)

@@ -55,7 +55,7 @@ def begin_relaying(config: ServerStartConfig, stop: threading.Event) -> None:
             private_folder(folder)
             hand_over(config, folder, {**told})
         except (FedSyncError, OSError) as error:
-            logger.info("the relay's app is not started yet, and tried again: %s", error)
+            logger.info("the relay's app is not started yet; it is tried again: %s", error)
 
 
 def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:

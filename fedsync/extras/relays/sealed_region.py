@@ -83,10 +83,10 @@ class SealedRegion:
         envelope = wire.decode(update[:cut].data, expected)
         clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
         if not np.isfinite(clear).all():
-            raise ProtocolError(silo, "finite", "values in the clear are not finite")
+            raise ProtocolError(silo, "finite", "unencrypted values are not finite")
         nonce = envelope.head.members[0].nonce
         if any(one.envelope.head.members[0].nonce == nonce for one in self._kept.values()):
-            raise ProtocolError(silo, "nonce", "that of another update: silos would not open a sum of both")
+            raise ProtocolError(silo, "nonce", "that of another update: silos would not decrypt a sum of both")
         kept = _Single(update, envelope, clear, share)
         _ = kept.beside  # raises if the annex is invalid
         self._kept[update_id] = kept

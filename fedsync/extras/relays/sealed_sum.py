@@ -88,7 +88,7 @@ def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_
         raise fault
     clear = np.frombuffer(payload[at + size :].tobytes(), dtype="<f4").astype(np.float32, copy=False)
     if not np.isfinite(clear).all():
-        raise ProtocolError(relay, "finite", "values in the clear are not finite")
+        raise ProtocolError(relay, "finite", "unencrypted values are not finite")
     return SealedSum(envelope, tuple(slips), clear)
 
 
@@ -100,7 +100,7 @@ def _aggregate(slips: Sequence[wire.Envelope], payload: Payload, relay: str) -> 
         if (head.grid, head.round, head.attempt) != (first.grid, first.round, first.attempt):
             raise ProtocolError(relay, "members", "updates of other grids, versions or attempts are in one sum")
         if head.members[0].chain != first.members[0].chain:
-            raise ProtocolError(relay, "members", "updates that are built on other pasts are in one sum")
+            raise ProtocolError(relay, "members", "updates with different histories are in one sum")
     check_additions(members, first.form.limit(first.packing), relay)
     tag = slips[0].tag
     for slip in slips[1:]:

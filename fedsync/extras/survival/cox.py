@@ -101,7 +101,7 @@ class CoxTask(CsvTask):
         if column.kind != "number" or not (column.values > 0).all():
             row = int(np.argmin(column.values > 0)) if column.kind == "number" else 0
             problem = "the time is missing, or not a number above 0"
-            raise ConfigError(table.place(self._time, row, named=True), problem, "Mend or remove the row")
+            raise ConfigError(table.place(self._time, row, named=True), problem, "Correct or remove the row")
         return column
 
 

@@ -27,9 +27,7 @@ def survival(
     from fedsync.extras.survival.survival_results import result_here, result_of_run
 
     if (folder is None) == (silo is None):
-        raise ConfigError(
-            "fedsync survival", "a run or a silo's file is needed, one of them", "Add DIR, or --silo FILE"
-        )
+        raise ConfigError("fedsync survival", "either a run or a silo's file is needed", "Add DIR, or --silo FILE")
     if run is not None and folder is not None:
         raise ConfigError("--run", "DIR already names the run", "Leave --run out")
     if out is not None:

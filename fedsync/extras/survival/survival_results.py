@@ -32,7 +32,7 @@ def result_of_run(folder: Path) -> dict[str, Any]:
     form = _form(config.task, len(ClusterConfig.load(silos).silos) if silos.is_file() else config.shares, str(folder))
     if not (folder / MODEL).is_file():
         remedy = "Of an encrypted run, the silos have the result: fedsync survival --silo silo.yaml"
-        raise ConfigError(str(folder), "the run has left no sums here", remedy)
+        raise ConfigError(str(folder), "the run has no sums here", remedy)
     return _told(form, load_model(folder / MODEL, form.layout, set(form.layout.names)))
 
 
@@ -50,7 +50,7 @@ def result_here(file: Path, run: str | None = None) -> dict[str, Any]:
             form = _form(checked.task, spec.silos, kept.name)
             return _told(form, kept_state(kept.copies, checked, form.layout)[1].model)
     problem = f"no encrypted run of survival analysis has left sums in {config.state}"
-    raise ConfigError("fedsync survival", problem, "Of a run in the clear, the server has the result")
+    raise ConfigError("fedsync survival", problem, "The server has the result of an unencrypted run")
 
 
 def _form(task: TaskSection, silos: int, place: str) -> SurvivalForm:

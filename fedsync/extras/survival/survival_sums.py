@@ -153,7 +153,7 @@ def cells_of(counts: Counts, least: int, what: str) -> Cells:
         if persons >= least:
             ends, persons = [*ends, time], 0
     if persons and not ends:
-        problem = f"all silos together have fewer than {least} {what}, whose sums would tell of persons"
+        problem = f"all silos together have fewer than {least} {what}, so their sums would disclose single persons"
         raise ConfigError("task.survival", problem, "End the grid earlier, or leave the covariates out")
     if persons:
         ends[-1] = int(np.flatnonzero(counts)[-1])
@@ -205,7 +205,7 @@ def read_survival(form: SurvivalForm, vector: Vector) -> SurvivalSums | None:
     told = [reader.take(_COUNT) for _ in range((1 + form.curves) * times * 2)]
     counts = np.array(told, dtype=np.int64).reshape(1 + form.curves, times, 2)
     if (counts < 0).any() or (not form.groups and (counts[-1] > counts[0]).any()):
-        raise spoiled("no rows have such counts")
+        raise spoiled("these counts are impossible")
     scales = _scales(form, LimbReader(parts["moments"][:-1], silos), int(counts[-1].sum()))
     steps = []
     for step in range(1, done):
@@ -221,7 +221,7 @@ def _scales(form: SurvivalForm, reader: LimbReader, rows: int) -> Floats:
     for name in form.covariates:
         column = NumberSums(known, reader.take(_SUM), reader.take(_SQUARES))
         if known != rows or known * column.squares < column.total**2:
-            raise spoiled(f"no numbers have the sums of {name!r}")
+            raise spoiled(f"no column can have the sums of {name!r}")
         if known < form.least or known * column.squares == column.total**2:
             problem = f"the covariate {name!r} is known of too few persons, or equal for all of them"
             raise ConfigError("task.survival.covariates", problem, "Leave it out")

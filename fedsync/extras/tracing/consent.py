@@ -74,7 +74,7 @@ class Consent(_Unsigned):
         try:
             data = AESGCM(own.agree(ephemeral, _SEALED)).decrypt(_NONCE, text, about)
         except (InvalidTag, ValueError):
-            raise ProtocolError(self.silo, "consent", "its masks do not open with this silo's key") from None
+            raise ProtocolError(self.silo, "consent", "its masks cannot be decrypted with this silo's key") from None
         return unpack_named(data, self.silo, KEY_BYTES)
 
 

@@ -99,12 +99,12 @@ class Notice:
         records = history.records
         if self.version > records.newest:
             if any(update.head.round > records.newest for update in self.updates) or self.version > records.newest + 1:
-                detail = f"of version {self.version}, and this silo has come to {records.newest}"
+                detail = f"of version {self.version}, but this silo is at version {records.newest}"
                 raise ProtocolError(SERVER, "notice", detail)
             return False
         at = self.version - records.newest - 1
         if at < -len(records.last):
-            problem = f"this silo has forgotten what version {self.version} added"
+            problem = f"this silo no longer stores what version {self.version} added"
             raise ConfigError("notice", problem, f"It remembers the last {len(records.last)} versions")
         if records.last[at].content != self.matter.content:
             raise ProtocolError(SERVER, "notice", f"these updates are not those that made version {self.version}")
@@ -159,4 +159,4 @@ def _form(kind: bytes, bits: int) -> tuple[Form, Packing]:
         form = FORMS[kind.decode()]
         return form, Packing(bits, form.slot_bits)
     except (KeyError, ValueError, ConfigError):
-        raise ProtocolError(SERVER, "notice", "of a suite that there is not") from None
+        raise ProtocolError(SERVER, "notice", "of an unknown suite") from None

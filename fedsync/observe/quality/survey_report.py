@@ -37,7 +37,7 @@ def after_survey(spec: RunSpec, survey: str, layout: Layout, aggregator: Aggrega
         return spec.model_copy(update={"survey": _sealed(survey, form, rounds_of(asked.bins), aggregator)})
     sums = read_sums(form, aggregator.model)
     if sums is None:
-        raise RunError("the survey before the run came to nothing: no silo sent what its columns hold")
+        raise RunError("the survey before the run has no result: no silo sent the statistics of its columns")
     scales = scales_of(sums, asked.least)
     found = told(sums, asked.least, asked.ranges, asked.bins)
     write_result(out / STATISTICS, (json.dumps(found, indent=2) + "\n").encode())

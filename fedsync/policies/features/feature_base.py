@@ -84,7 +84,7 @@ def told_as(kind: str, hook: str, own: object) -> Iterator[None]:
         file = getattr(sys.modules.get(type(own).__module__), "__file__", None)
         last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
         problem = f"its {hook} failed: {type(error).__name__}: {error}"
-        remedy = f"Mend {last.filename}, line {last.lineno}"
+        remedy = f"Correct {last.filename}, line {last.lineno}"
         raise ConfigError(f"extensions, kind {kind!r}", problem, remedy) from error
 
 

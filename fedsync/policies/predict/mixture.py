@@ -72,7 +72,7 @@ class Mixture(PredictorPolicy[MixtureState]):
 
     def __post_init__(self) -> None:
         if any(isinstance(expert, Mixture) for expert in self.experts):
-            raise ValueError("a mixture holds no mixture; write that one's experts instead")
+            raise ValueError("a mixture cannot contain a mixture; write the inner mixture's experts instead")
 
     @property
     def learns(self) -> bool:

@@ -213,7 +213,7 @@ class AgentSession:
         except (JoinRefused, Over, RuntimeError):
             return None  # the answer is not wanted any more, or the connection was closed
         except FedSyncError as error:
-            logger.error("an answer does not go out: %s", error)
+            logger.error("an answer cannot be sent: %s", error)
         finally:
             self._working.discard(question.number)
             self._room.release()
@@ -285,7 +285,7 @@ class Agent:
             logger.exception("the inbox cannot be read")
         for name in {*joins, *(path.stem for path in self._folder.glob(f"*{SESSION}"))} - self._sessions.keys():
             if len(self._sessions) >= MOST_SESSIONS and not self._make_room():
-                logger.warning("a join is refused: %d runs go on here", len(self._sessions))
+                logger.warning("a join is refused: %d runs are at work here", len(self._sessions))
                 break
             session = AgentSession(self._folder / f"{name}{SESSION}")
             if name in joins:

@@ -111,7 +111,7 @@ class TrainingProcess:
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
         found = self._judge(model, cursor, split, subject, gains=gains, quiet=False)
         if found is None:
-            raise RunError("the training process finds nothing of a model")
+            raise RunError("the training process sent no evaluation of a model")
         return found
 
     def where(self, thread: int) -> str:
@@ -212,8 +212,8 @@ class TrainingProcess:
         device = self.facts.device  # another device trains the same model
         if replace(built.facts, device=device) != self.facts:
             self.end()
-            problem = "model or data are others than when the run began here"
-            raise ConfigError("task", problem, "Put back what was there, or begin another run")
+            problem = "model or data have changed since the run began here"
+            raise ConfigError("task", problem, "Restore them, or begin another run")
         if self._private is not None:
             told, _ = self._exchange(messages.MakePrivate(self._private))
             if isinstance(told, messages.RoomFailure):

@@ -61,8 +61,8 @@ class OwnVariate:
             return OwnVariate(self.proposed, counted)
         if self.serial != counted:
             logger.warning(
-                "update %d of this silo is in the model, and its control variate is lost: what the run comes to leans "
-                "to other silos' data by that much. Begin the run anew if that matters",
+                "update %d of this silo is in the model, and its control variate is lost: the result is biased "
+                "towards other silos' data by that much. Begin the run anew if that matters",
                 counted,
             )
         return OwnVariate(self.own, counted)

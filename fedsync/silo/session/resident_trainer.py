@@ -188,7 +188,7 @@ class _Server:
             return
         raise StillLoading(
             f"the resident trainer in {self._folder} has been loading its task, data and model for "
-            f"{time.monotonic() - self._began_s:.0f} s. It goes on, and a later message finds it ready; if none does, "
+            f"{time.monotonic() - self._began_s:.0f} s. It continues, and answers a later message; if not, "
             f"see {self._folder / LOG}, and end process {os.getpid()} for a fresh start"
         )
 

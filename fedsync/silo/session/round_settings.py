@@ -25,7 +25,7 @@ def check_settings(order: WorkOrder, spec: RunSpec) -> None:
     try:
         told = _SETTINGS.validate_json(order.config or "{}")
     except ValidationError as error:
-        raise ProtocolError(SERVER, "order", f"its settings are none: {error.errors()[0]['msg']}") from error
+        raise ProtocolError(SERVER, "order", f"its settings are invalid: {error.errors()[0]['msg']}") from error
     if isinstance(spec.on_round, Called):
         return
     expected = dict(spec.on_round.settings(order.base_version + 1, spec.local.learning_rate))

@@ -311,7 +311,7 @@ class SiloSession:
         """
         if asked.owner:
             if self.sealed:
-                raise ProtocolError(SERVER, "subject", "under encryption no silo's own model travels")
+                raise ProtocolError(SERVER, "subject", "silos of an encrypted run send no models of their own")
             FP32.check(received, self.layout.size, SERVER)
             model, cursor = FP32.decode(received, 0, self.layout.size), Cursor()
         elif asked.subject.own and self.replica.pooled is None:

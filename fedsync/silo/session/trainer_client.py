@@ -201,8 +201,8 @@ def check_room(trainers: Path, nbytes: int) -> None:
     """Raise `LimitReached` if the trainers' folders plus ``nbytes`` exceed the owner's quota ``state_bytes``."""
     quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
     if quota is not None and not tidy(trainers, quota - nbytes):
-        problem = f"what runs have left here, and ask for, has more than {quota} bytes, the owner's state_bytes"
-        remedy = "Raise state_bytes in silo.yaml, or ask again in an hour: then old runs may be removed"
+        problem = f"files of runs here would take more than {quota} bytes, the owner's state_bytes"
+        remedy = "Raise state_bytes in silo.yaml, or try again in an hour: then old runs may be removed"
         raise LimitReached("state_bytes", problem, remedy)
 
 

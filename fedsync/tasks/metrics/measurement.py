@@ -45,7 +45,7 @@ def measure_of(metric: AnyMetric) -> Measure:
             numbers = _NUMBERS[statistic]
             return lambda outputs, targets, rows: _blocks(numbers(outputs, targets), rows)
         case _:
-            problem = f"nobody knows how to measure {statistic.key}"
+            problem = f"no code measures {statistic.key}"
             raise ConfigError(metric.name, problem, "Make it with fedsync.tasks.metrics.own")
 
 
@@ -61,7 +61,7 @@ def _known(targets: Tensor, labels: Tensor) -> Tensor:
     """Targets as flat int64, of the labels' shape or with one more channel."""
     if targets.numel() != labels.numel():
         problem = f"outputs say {tuple(labels.shape)} classes, and targets are {tuple(targets.shape)}"
-        raise ConfigError("Task.predict", problem, "Return one logit a class, or one for two, and the labels")
+        raise ConfigError("Task.predict", problem, "Return one logit per class, or one for two classes, and the labels")
     return targets.flatten().long()
 
 
@@ -78,10 +78,10 @@ def cells_of(statistic: ClassCounts | ScoreCounts, outputs: Tensor, targets: Ten
     told, wanted = (outputs.shape[1] if several else 2), statistic.classes
     if told > wanted or (told < wanted and isinstance(statistic, ScoreCounts)):
         problem = f"the model tells {told} classes apart, not {wanted}"
-        raise ConfigError("evaluation.classes", problem, "Mend the number of classes")
+        raise ConfigError("evaluation.classes", problem, "Correct the number of classes")
     if len(truth) and int(truth.max()) >= wanted:
         problem = f"there is a label that is none of {wanted} classes"
-        raise ConfigError("evaluation.classes", problem, "Mend the number of classes, or the labels")
+        raise ConfigError("evaluation.classes", problem, "Correct the number of classes, or the labels")
     if isinstance(statistic, ScoreCounts):
         return truth, _by_score(statistic, _scores(outputs, several, wanted), truth)
     said = labels.flatten().long()

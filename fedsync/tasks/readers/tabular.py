@@ -60,7 +60,7 @@ def read_table(file: str, *, header: bool = False) -> Table:
     for line, row in _records(file):
         if rows and len(row) != len(rows[0]):
             problem = f"{len(row)} cells, the header has {len(rows[0])}"
-            raise ConfigError(f"{file}, line {line}", problem, "Mend or remove the row")
+            raise ConfigError(f"{file}, line {line}", problem, "Correct or remove the row")
         lines.append(line)
         rows.append(row)
         if header:

@@ -26,14 +26,14 @@ _PIECE = 1 << 24
 def find(folder: str, *patterns: str) -> Path:
     """Find the single file in ``folder`` for the first pattern with a match; `ConfigError` if none or several match."""
     if not Path(folder).is_dir():
-        raise ConfigError(folder, "there is no such folder", "Mend task.data.folder; it is relative to the YAML file")
+        raise ConfigError(folder, "there is no such folder", "Fix task.data.folder; it is relative to the YAML file")
     for pattern in patterns:
         found = sorted(path for path in Path(folder).glob(pattern) if path.is_file())
         if len(found) > 1:
-            raise ConfigError(folder, f"{len(found)} files fit {pattern}", "Move all but one elsewhere")
+            raise ConfigError(folder, f"{len(found)} files match {pattern}", "Move all but one elsewhere")
         if found:
             return found[0]
-    raise ConfigError(folder, f"no file fits {' or '.join(patterns)}", "Put it there under its usual name")
+    raise ConfigError(folder, f"no file matches {' or '.join(patterns)}", "Put it there under its usual name")
 
 
 def optional(folder: str, *patterns: str) -> Path | None:
@@ -63,7 +63,7 @@ def reading(path: Path | str, key: str = "task.data") -> Iterator[None]:
         raise ConfigError(str(path), "the file is damaged", "Copy it again") from error
     except OSError as error:
         problem = f"cannot read the file: {error.strerror or type(error).__name__}"
-        raise ConfigError(str(path), problem, f"Mend the path in {key}") from error
+        raise ConfigError(str(path), problem, f"Correct the path in {key}") from error
 
 
 def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> None:
@@ -73,7 +73,7 @@ def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> 
         raise ConfigError(
             f"{path}, sample {wrong[0] + 1}",
             f"the label is not one of the classes 0 to {classes - 1}",
-            "Mend the file, or task.data.classes",
+            "Correct the file, or task.data.classes",
         )
 
 
@@ -84,7 +84,7 @@ def check_finite(path: Path | str, values: NDArray[np.float32]) -> None:
         raise ConfigError(
             f"{path}, sample {int(np.argmin(fine)) + 1}",
             "a value is missing or not finite",
-            "Mend or remove the sample",
+            "Correct or remove the sample",
         )
 
 
@@ -92,4 +92,4 @@ def check_cells(place: str, cells: int) -> None:
     """Raise `ConfigError` if a header announces more values than a data set may have."""
     if cells > MAX_CELLS:
         problem = f"the header promises more than {MAX_CELLS} values"
-        raise ConfigError(place, problem, "Copy the file again, or cut it to pieces")
+        raise ConfigError(place, problem, "Copy the file again, or split it")

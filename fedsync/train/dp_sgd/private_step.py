@@ -169,7 +169,7 @@ def check_options(options: LocalOptions) -> None:
     }
     for name, found in wrong.items():
         if found:
-            problem = f"{name} {getattr(options, name)!r} does not go with gradients of single rows"
+            problem = f"{name} {getattr(options, name)!r} is not compatible with gradients of single rows"
             raise ConfigError(f"local.{name}", problem, f"Leave {name} out, or leave privacy out")
 
 

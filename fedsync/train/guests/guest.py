@@ -247,7 +247,7 @@ def _evaluation(found: object) -> Evaluation:
         # The mean of an empty validation set is NaN, and nothing was evaluated.
         sums[str(name)] = value * samples if samples else 0.0, samples
         if not math.isfinite(sums[str(name)][0]):
-            raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
+            raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Correct the evaluation")
     loss, counted = sums.pop("loss", (None, 0))
     first = next(iter(sums), "")
     score, samples = sums.pop(first, (None, counted))

@@ -134,7 +134,7 @@ class FirstModel:
         """Return the model, zeros if silos cannot make it; `ConfigError` without one, `RunError` if ``make`` failed."""
         if self.make is None:
             if not self.tensors:
-                problem = "nobody says what the first model is"
+                problem = "the strategy names no initial model"
                 remedy = "Write model: package.module:Net, or give FedSync.start the initial_arrays"
                 raise ConfigError("task.model", problem, remedy)
             described = NamedArrays({name: np.zeros(shape, dtype) for name, dtype, shape in self.tensors}, run)

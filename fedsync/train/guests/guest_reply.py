@@ -52,7 +52,7 @@ def declared(path: Path) -> dict[str, Scalar]:
         with open_data(path) as source:
             table = tomllib.load(source)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), "it is no TOML", "Mend it") from error
+        raise ConfigError(str(path), "it is not TOML", "Correct it") from error
     for key in ("tool", "flwr", "app", "config"):
         table = table.get(key, {})
     return dict(_flat(table, ""))
@@ -121,7 +121,7 @@ def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
         return Evaluation(None, None, 0, tested(others))
     for name in (loss, score):
         if name is not None and not math.isfinite(figures[name]):
-            raise ConfigError(f"{REPLY} to evaluate", f"{name} is {figures[name]}", "Mend the evaluation")
+            raise ConfigError(f"{REPLY} to evaluate", f"{name} is {figures[name]}", "Correct the evaluation")
     lost, scored = (samples * figures[name] if name is not None else None for name in (loss, score))
     return Evaluation(lost, scored, samples, tested(others))
 

@@ -116,7 +116,7 @@ class Precision:
         if name == "bf16" and on_gpu and torch.cuda.get_device_capability(device)[0] < _FIRST_WITH_BF16:
             # The GPU would emulate bf16, slower than float32.
             gpu = torch.cuda.get_device_name(device)
-            raise ConfigError("local.precision", f"bf16 is beyond {device}, {gpu}", "Write fp16 or fp32")
+            raise ConfigError("local.precision", f"{device}, {gpu}, does not support bf16", "Write fp16 or fp32")
 
     def check(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
         """Try one loss and its gradients on a CPU; raises `ConfigError` if an operation lacks this precision."""
@@ -132,7 +132,7 @@ class Precision:
                 return  # training handles memory errors itself
             loss()  # an error that also occurs in float32 is raised as it is
             told = str(error).partition(". ")[0]
-            problem = f"{self._name} is beyond an operation of this model on a processor: {told}"
+            problem = f"{self._name} is not supported by an operation of this model on a processor: {told}"
             other = "bf16 or fp32" if self._name == "fp16" else "fp32"
             raise ConfigError("local.precision", problem, f"Write {other}, or train on a GPU") from error
         finally:

@@ -83,7 +83,7 @@ class Hub:
             if failure or not self._thread.is_alive() or time.monotonic() > end_s:
                 why = str(failure[0]) if failure else "nothing answers there"
                 where = f"{host}:{port}" if socket is None else str(socket)
-                raise ConfigError("hub", f"cannot listen at {where}: {why}", "Choose another port, or mend the files")
+                raise ConfigError("hub", f"cannot listen at {where}: {why}", "Choose another port, or fix the files")
             time.sleep(0.005)
         if socket is not None:
             self._socket = socket

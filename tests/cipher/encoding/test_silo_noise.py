@@ -99,7 +99,7 @@ def test_nothing_overflows(bits: int, size: int) -> None:
 
 
 def test_bits_that_are_too_few_are_refused() -> None:
-    with pytest.raises(ConfigError, match="8 bits hold no noise of 1 on 10000 values"):
+    with pytest.raises(ConfigError, match="8 bits are too few for noise 1 on 10000 values"):
         NOISE.fit(10_000, 8)
 
 

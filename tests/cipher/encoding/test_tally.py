@@ -306,11 +306,11 @@ def spoiled(slot: int, by: int, statistic: int) -> Tally:
 @pytest.mark.parametrize(
     ("slot", "by", "statistic", "fault"),
     [
-        (3, -40, 1, "beyond"),  # a negative count
-        (3, 2**40, 1, "beyond"),
+        (3, -40, 1, "larger than"),  # a negative count
+        (3, 2**40, 1, "larger than"),
         (3, 1, 1, "samples"),  # a sample that nobody has
         (2, 1, 0, "none"),  # 2^-16 of a sample
-        (6 + 5, 2**40, 0, "beyond"),
+        (6 + 5, 2**40, 0, "larger than"),
     ],
 )
 def test_figures_that_no_silos_can_have_found_bring_nothing_and_the_rest_counts(

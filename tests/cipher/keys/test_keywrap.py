@@ -104,7 +104,7 @@ def test_a_silos_line_tells_its_public_keys() -> None:
         (announce(A).replace('"a"', '"../c"').encode(), "silo"),
         (announce(A)[:-1].encode() + b',"more":1}', "more"),
         (announce(A).replace(A.public.exchange.hex(), B.public.exchange.hex()).encode(), "was changed"),
-        (announce(A).replace(A.public.exchange.hex(), "00" * 32).encode(), "agrees on nothing"),
+        (announce(A).replace(A.public.exchange.hex(), "00" * 32).encode(), "invalid exchange key"),
         (announce(A).replace(A.public.exchange.hex(), "00" * 31).encode(), "exchange"),
     ],
 )

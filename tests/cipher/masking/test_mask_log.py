@@ -94,7 +94,7 @@ def test_a_missing_book_does_not_count_as_unused(federation: Federation) -> None
     another = MaskLog(ring, RUN)
     another.enter(0, 0)
     assert another.pair.exchange != log.pair.exchange
-    with pytest.raises(ConfigError, match="not known which masks were used"):
+    with pytest.raises(ConfigError, match="the masks that were used are unknown"):
         log.enter(1, 0)
 
 

@@ -84,7 +84,8 @@ def test_a_round_whose_masks_do_not_come_off_is_in_the_notes(tmp_path: Path) -> 
     assert federation.aggregator.notes() == []
     federation.run_round(1, "abcd", silent="bcd")
     (note,) = federation.aggregator.notes()
-    assert note.startswith("commits that brought nothing, and count as rounds: 1;") and "masks did not come off" in note
+    assert note.startswith("commits that did not change the model, but count as rounds: 1;")
+    assert "masks could not be removed" in note
     federation.run_round(2, "abcd")
     assert federation.aggregator.notes() == [note]
     state = federation.aggregator.state()

@@ -169,11 +169,11 @@ def test_what_does_not_open_a_sum() -> None:
     refused("of other silos", annexes, told, members[:3])
     refused("of other silos", annexes, told, [*members, members[0]])
     refused("not the one that its silo sealed", {**annexes, "silo0": rounds()["silo0"].annex}, told, members)
-    refused("committed to", annexes, {**told, "silo0": replace(silo0, own=bytes(32))}, members)
-    refused("committed to", annexes, {**told, "silo0": replace(silo0, pairs={"silo4": bytes(32)})}, members)
-    refused("asked for", annexes, {**told, "silo0": replace(silo0, pairs={})}, members)
+    refused("commitment", annexes, {**told, "silo0": replace(silo0, own=bytes(32))}, members)
+    refused("commitment", annexes, {**told, "silo0": replace(silo0, pairs={"silo4": bytes(32)})}, members)
+    refused("requested", annexes, {**told, "silo0": replace(silo0, pairs={})}, members)
     pairs = {**silo0.pairs, "silo1": of["silo0"]._seeds.pairs["silo1"]}
-    refused("asked for", annexes, {**told, "silo0": replace(silo0, pairs=pairs)}, members)
+    refused("requested", annexes, {**told, "silo0": replace(silo0, pairs=pairs)}, members)
 
 
 def test_updates_of_two_contexts_are_not_opened_together() -> None:
@@ -203,11 +203,11 @@ def test_masks_are_put_on_once() -> None:
     own = of["silo0"]
     own.mask(zeros)
     for first in (0, 1, 3):
-        with pytest.raises(PolicyError, match="once"):
+        with pytest.raises(PolicyError, match="for one update only"):
             own.mask(zeros, first)
     own.mask(zeros, 2)
     own.sign(survivors_of(of, NAMES))
-    with pytest.raises(PolicyError, match="once"):
+    with pytest.raises(PolicyError, match="for one update only"):
         own.mask(zeros, 4)
 
 

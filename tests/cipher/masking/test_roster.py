@@ -82,14 +82,14 @@ def test_a_stranger_is_refused() -> None:
 def test_in_a_roster_of_too_few_silos_no_list_is_signed(silos: int, colluding: int) -> None:
     names = NAMES[:silos]
     of = rounds(names, colluding=colluding)
-    with pytest.raises(ProtocolError, match="would tell too much"):
+    with pytest.raises(ProtocolError, match="would disclose too much"):
         of[names[0]].sign(survivors_of(of, names))
 
 
 def test_a_key_with_which_no_secret_can_be_agreed_on_is_refused() -> None:
     text = RUN + bytes(32)
     signature = LONG["silo1"].sign(b"mask announcement 1", text)
-    with pytest.raises(ProtocolError, match="no secret"):
+    with pytest.raises(ProtocolError, match="no shared secret"):
         announced(text + signature, MEMBERS["silo1"].signing, "silo1")
 
 

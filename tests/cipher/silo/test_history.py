@@ -84,7 +84,7 @@ def test_taking_back_begins_with_the_newest_and_passes_over_versions_that_brough
 def test_what_is_forgotten_is_not_taken_back() -> None:
     records = history_of(*(ADD,) * (WINDOW + 1)).records
     entries = tuple((version, content(version)) for version in range(WINDOW + 1, 0, -1))
-    with pytest.raises(ProtocolError, match="forgotten"):
+    with pytest.raises(ProtocolError, match="no longer stored"):
         records.after(UNDO, entries)
     records.after(UNDO, entries[:-1])
 

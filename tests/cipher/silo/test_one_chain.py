@@ -202,5 +202,5 @@ def test_a_first_model_that_the_owner_did_not_pin_is_refused(pinned: str | None,
 
 
 def test_an_order_that_starts_from_a_version_that_is_not_here_is_refused(three_rounds: Federation) -> None:
-    with pytest.raises(ProtocolError, match="version 7, which is not here"):
+    with pytest.raises(ProtocolError, match="version 7, which it does not have"):
         three_rounds.silos["a"].send(change(1), order("a/9", 7), report(7))

@@ -154,7 +154,7 @@ def test_a_silo_that_is_sent_the_beginning_says_so_in_its_log(tmp_path: Path, ca
     federation.aggregator.holds("a", -1)
     with caplog.at_level(logging.WARNING):
         federation.silos["a"].receive(federation.aggregator.outgoing("a"), 1)
-    assert "nothing that continues version 0" in caplog.text
+    assert "no catch-up from version 0" in caplog.text
 
 
 # Nonces.

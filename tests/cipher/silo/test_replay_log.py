@@ -54,7 +54,7 @@ def test_a_name_that_another_has_followed_is_over_also_for_a_trainer_that_runs(f
     first.enter(CHAINS)
     log(folder, "second").enter(CHAINS)
     for call in (lambda: first.followed, lambda: first.enter(CHAINS), lambda: log(folder).followed):
-        with pytest.raises(ConfigError, match="goes on under another name"):
+        with pytest.raises(ConfigError, match="continues under another name"):
             call()
 
 
@@ -72,7 +72,7 @@ def test_of_many_runs_the_newest_stay_and_the_others_are_over(folder: Path) -> N
     log(folder, run=digest(7)).enter(CHAINS)
     files = {file.name for file in (folder / "chains").iterdir()}
     assert len(files) == KEPT_RUNS + 1 and f"1-{digest(7).hex()}" in files
-    with pytest.raises(ConfigError, match="since this one was heard of: it is over"):
+    with pytest.raises(ConfigError, match="since this silo last saw this run: it is over"):
         _ = log(folder, run=digest(0)).followed
     with pytest.raises(ConfigError, match="it is over"):
         log(folder, "another name", run=digest(1)).enter(CHAINS)

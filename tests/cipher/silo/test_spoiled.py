@@ -128,7 +128,7 @@ def test_a_sum_that_one_silo_spoiled_brings_nothing_anywhere_and_the_run_goes_on
     alike(after)
     np.testing.assert_array_equal(after[0].model, INITIAL)
     assert after[0].scales.votes is None and after[0].pool == FigurePool(began=1)
-    assert "version 1: the sum of a/1, b/1, c/1, d/1 brings nothing, one of them spoiled it" in caplog.text
+    assert "version 1: the sum of a/1, b/1, c/1, d/1 is ignored, one of them made it invalid" in caplog.text
     assert after[0].added == dict.fromkeys("abcd", (1,)), "nor does it come again"
     assert {federation.silos[name].pooled for name in "abcd"} == {(PooledFigures(1, None, spoiled=tuple("abcd")),)}
     committed(federation, 1, "abd" if kind != "masked" else "abcd")
@@ -233,7 +233,7 @@ def test_one_silo_does_not_keep_a_run_from_beginning(
     federation.aggregator.greet(liar, -1, greeting)
     begun = states(federation, 0, "abc")
     alike(begun)
-    assert ("brings nothing" in caplog.text) == (what in ("count", "votes"))
+    assert ("made it invalid" in caplog.text) == (what in ("count", "votes"))
     committed(federation, 0, "abc")
     alike(states(federation, 1, "abc"))
     close(federation.silos["a"].model, INITIAL + sum(change(ord(name)) for name in "abc") / np.float32(3))
@@ -265,7 +265,7 @@ def test_nobody_is_named_for_what_a_server_can_bring_about(tmp_path: Path, caplo
     _on_its_own_grid(federation.silos["c"])
     federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ac"])
     federation.begin("a", 1)
-    assert "sealed on a grid that nobody" in caplog.text
+    assert "encrypted on a grid that silos did not agree on" in caplog.text
     assert not [figures for figures in federation.silos["a"].pooled or () if figures.spoiled]
 
 
@@ -281,7 +281,7 @@ def test_a_silo_with_a_grid_of_its_own_brings_nothing_and_the_run_goes_on(
     models = [federation.begin(name, 1) for name in "ab"]
     np.testing.assert_array_equal(models[0], models[1])
     close(models[0], INITIAL + (change(ord("a")) if members == 1 else 0))
-    assert "the sum of c/1 brings nothing, one of them spoiled it: sealed on a grid that nobody" in caplog.text
+    assert "the sum of c/1 is ignored, one of them made it invalid: encrypted on a grid" in caplog.text
     federation.commit(2, [federation.answer(name, change(ord(name))) for name in "ab"])
     models += [federation.begin(name, 2) for name in "ab"]
     np.testing.assert_array_equal(models[2], models[3])

@@ -104,5 +104,5 @@ def test_an_honest_server_commits_nothing_that_silos_would_refuse(
     for version in range(2):
         federation.begin("a", version)
         federation.commit(version + 1, [federation.answer("a", change(1))])
-    assert "would tell too much" in caplog.text
+    assert "would disclose too much" in caplog.text
     np.testing.assert_array_equal(federation.begin("b", 2), INITIAL)

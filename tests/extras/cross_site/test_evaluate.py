@@ -161,7 +161,7 @@ def test_a_real_silo_evaluates_on_its_own_data(run: Path, tmp_path: Path, state:
     """Which share of the data it has, its trainer's folder says."""
     file = tmp_path / "silo.yaml"
     file.write_text(yaml.safe_dump({"name": "b", "server": "localhost:1", "insecure": True, "state": str(state)}))
-    with pytest.raises(ConfigError, match="no run has left anything"):
+    with pytest.raises(ConfigError, match="no run has files"):
         call("evaluate", "--silo", file, "--model", run / "model.pt")
     spec = RunSpec.of(StrategyConfig.load("fedavg", RUN), None, 2)
     other = RunSpec.of(StrategyConfig.load("fedavg", [*RUN, "task.data.samples=400"]), None, 2)

@@ -336,4 +336,4 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, server: PageServer) -> N
     result = CliRunner().invoke(app, ["page", str(tmp_path / "empty")])
     assert "no run: journal.jsonl is not there" in str(result.exception)
     result = CliRunner().invoke(app, ["page", str(tmp_path), "--port", str(server.server_port)])
-    assert "cannot be listened on" in str(result.exception)
+    assert "cannot be used" in str(result.exception)

@@ -117,5 +117,5 @@ def test_a_browser_that_did_not_open_the_link_sees_nothing(server: PageServer) -
     with Browser(PROGRAM) as browser:
         browser.ask("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/#guess")
         until(browser, "!document.getElementById('trouble').hidden")
-        assert "the link is used up" in browser.value("document.getElementById('trouble').textContent")
+        assert "the link was used already" in browser.value("document.getElementById('trouble').textContent")
         assert "mine" not in browser.value("document.body.innerText")

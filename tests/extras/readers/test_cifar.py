@@ -99,7 +99,7 @@ def test_hostile_pickles_are_complained_of(tmp_path: Path, content: bytes) -> No
         ([1, 2], "no array `data` and list `labels`"),
         ({b"data": [1], b"labels": [1]}, "no array `data`"),
         ({b"data": IMAGES}, "no array `data` and list"),
-        ({b"data": IMAGES, b"labels": [1, 2]}, r"the images are \(3, 3072\), wanted are \(2, 3072\)"),
+        ({b"data": IMAGES, b"labels": [1, 2]}, r"the images are \(3, 3072\), expected \(2, 3072\)"),
         ({b"data": IMAGES.astype(np.int64), b"labels": [1, 2, 3]}, "not one of whole bytes"),
         ({b"data": IMAGES, b"labels": [1, 2, 10]}, "sample 3: the label is not one of the classes 0 to 9"),
         ({b"data": IMAGES, b"labels": [1, 2, 10**30]}, "sample 3: the label"),

@@ -63,7 +63,7 @@ def test_test_files_may_be_missing_and_classes_may_begin_at_one(tmp_path: Path) 
         (
             "images-idx3-ubyte",
             struct.pack(">BBBB3I", 0, 0, 13, 3, 5, 4, 6),
-            r"byte 2: the file does not hold what is wanted, 0x08 \(bytes\) with 3 axes",
+            r"byte 2: the file does not have the expected type, 0x08 \(bytes\) with 3 axes",
         ),
         ("labels-idx1-ubyte", idx(LABELS[:4]), r"4 labels for the 5 images"),
         (
@@ -90,11 +90,11 @@ def test_test_images_of_another_size_are_named(tmp_path: Path) -> None:
 def test_folders_and_files_that_are_missing_or_twice_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such folder.*task\.data\.folder"):
         IdxSource(str(tmp_path / "no")).read()
-    with pytest.raises(ConfigError, match=r"no file fits \*train-images\*"):
+    with pytest.raises(ConfigError, match=r"no file matches \*train-images\*"):
         IdxSource(str(tmp_path)).shape()
     fill(tmp_path)
     fill(tmp_path, packed=True)
-    with pytest.raises(ConfigError, match=r"2 files fit \*train-images\*"):
+    with pytest.raises(ConfigError, match=r"2 files match \*train-images\*"):
         IdxSource(str(tmp_path)).read()
 
 

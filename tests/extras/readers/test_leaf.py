@@ -53,9 +53,9 @@ def test_folders_train_and_test_are_kept_apart(tmp_path: Path) -> None:
         ({"x": [image(1)], "y": []}, "lists `x` and `y` of one length"),
         ({"x": [], "y": []}, "lists `x` and `y`"),
         ({"x": [[1, 2]], "y": [1]}, "an image is not a list of 16 numbers"),
-        ({"x": [["a"] * 16], "y": [1]}, "something else than numbers"),
-        ({"x": [[[1]] * 16], "y": [1]}, "something else than numbers"),
-        ({"x": [[None] * 16], "y": [1]}, "something else than numbers|missing"),
+        ({"x": [["a"] * 16], "y": [1]}, "a value that is not a number"),
+        ({"x": [[[1]] * 16], "y": [1]}, "a value that is not a number"),
+        ({"x": [[None] * 16], "y": [1]}, "a value that is not a number|missing"),
         ({"x": [[1e99] * 16], "y": [1]}, "sample 1: a value is missing or not finite"),
         ({"x": [image(1)], "y": [62]}, "sample 1: the label is not"),
         ({"x": [image(1)], "y": [1.0]}, "a class is not a whole number"),
@@ -69,7 +69,12 @@ def test_what_is_wrong_with_a_user_is_named(tmp_path: Path, user: object, messag
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not JSON"), ("[" * 100_000, "not JSON"), ("[1]", "no users"), ('{"user_data": {}}', "no users")],
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "the list of users is empty"),
+        ('{"user_data": {}}', "the list of users is empty"),
+    ],
 )
 def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
@@ -78,7 +83,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, text: str, message: 
 
 
 def test_missing_and_damaged_files_are_complained_of(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no file fits \*\.json"):
+    with pytest.raises(ConfigError, match=r"no file matches \*\.json"):
         LeafSource(str(tmp_path / "no"), side=4).read()
     source = write(tmp_path, GOOD)
     assert survives(tmp_path / "all_data_0.json", source.read) > 30

@@ -41,7 +41,7 @@ def test_targets_may_be_numbers_and_test_samples_a_file_of_their_own(tmp_path: P
     [
         (
             "1 1:1\nx 1:1\n",
-            r"a\.txt: not in the format of libsvm with 4 columns\. Mend the file, or task\.data\.features",
+            r"a\.txt: not in the format of libsvm with 4 columns\. Correct the file, or task\.data\.features",
         ),
         ("nan 1:1\n", "sample 1: a value is missing or not finite"),
         ("1 1:1\n2 1:1\n", r"sample 2: the label is not one of the classes 0 to 1\. .*task\.data\.classes"),

@@ -168,7 +168,7 @@ class Fsp(BarrierPolicy[FspState]):
 
     def __post_init__(self) -> None:
         if self.wait_for is not None and self.late is Late.DROP:
-            raise ValueError("late 'drop' throws away what wait_for does not wait for; write late: next")
+            raise ValueError("late 'drop' discards the updates that wait_for does not wait for; write late: next")
 
     @property
     def mixes_rounds(self) -> bool:

@@ -222,7 +222,7 @@ class Quorum(Wrapper[LateState]):
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.share is None):
-            raise ValueError("how many are enough is not clear; write either `count` or `share`")
+            raise ValueError("the number of silos is not defined; write either `count` or `share`")
         Wrapper.__post_init__(self)
 
     @property
