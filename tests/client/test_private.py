@@ -202,7 +202,7 @@ def test_what_is_too_large_spoiled_or_of_another_model_is_refused(monkeypatch: p
         module.head.bias += 1.0
     kept = parts.keep()
     module.head = nn.Linear(2, 5)
-    with pytest.raises(ConfigError, match=r"head.bias of the orders before was torch.float32 \[2\]"):
+    with pytest.raises(ConfigError, match=r"head.bias is stored as torch.float32 \[2\]"):
         PrivateParts(module, ["head.weight", "head.bias"]).restore(kept)
     module.head = nn.Linear(2, 2)
     with torch.no_grad():

@@ -104,7 +104,7 @@ def test_sums_in_which_all_silos_may_collude_are_refused(tmp_path: Path) -> None
 
 def test_a_target_that_no_noise_reaches_is_refused_in_a_line(tmp_path: Path) -> None:
     privacy = {"kind": "silo-noise", "clip": 1.0, "target_epsilon": 1e-3}
-    with pytest.raises(ConfigError, match=r"^privacy\.target_epsilon: no noise brings .* 0\.001\. Raise it"):
+    with pytest.raises(ConfigError, match=r"^privacy\.target_epsilon: no noise is enough .* 0\.001\. Raise it"):
         session(tmp_path, strategy("fedavg", "stop={rounds: 1000}", privacy=privacy), None)
 
 
