@@ -124,7 +124,7 @@ def test_a_proxy_that_reads_along_is_named(config: SiloStartConfig, inspecting: 
         found = checked(config)
         says = "replaces the certificate: issuer CN=Example Corp Web Filter"
         assert found["server"].ok
-        failed(found["TLS"], says, "pass TLS to fl.example.org:9092 on as it is")
+        failed(found["TLS"], says, "pass TLS to fl.example.org:9092 unchanged")
         assert said_by_supernode(config).startswith("a proxy between") and says in said_by_supernode(config)
 
 
