@@ -13,8 +13,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,6 @@ NODES_FILE = "nodes.json"
 
 _TIMEOUT_S, _LOCK_S = 60.0, 120.0
 _TAKEN = "already in use"
-_BUSY = "another process changes the registrations of this server; try again when it has ended"
 _BY_HAND = "if it runs, use `flwr supernode list` and `flwr supernode unregister`"
 _NUMBER = re.compile(r'"node-id": "?(\d+)')
 
@@ -107,6 +106,15 @@ def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
     return key
 
 
+@contextmanager
+def _changing(home: Path) -> Iterator[list[KnownNode]]:
+    """Known nodes, while no other process changes them. Raises `RunError` if one does so for too long."""
+    with taken(home / f"{NODES_FILE}.lock", _LOCK_S) as alone:
+        if not alone:
+            raise RunError("another process changes the registrations of this server; try again when it has ended")
+        yield _known(home)
+
+
 def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Registered:
     """Register each key under the name of its silo; a problem with one key does not stop the others.
 
@@ -116,10 +124,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
     `RunError`, and does nothing, while another process changes registrations.
     """
     found, digests = Registered(), dict[str, str]()
-    with taken(home / f"{NODES_FILE}.lock", _LOCK_S) as alone:
-        if not alone:
-            raise RunError(_BUSY)
-        known = _known(home)
+    with _changing(home) as known:
         for name, path in keys.items():
             try:
                 digest = key_digest(node_public_key(name, path))
@@ -184,10 +189,7 @@ def revoke_keys(name: str, home: Path, connection: str) -> int:
     """Unregister all keys under a silo's name; return their number. Raise `RunError` if the SuperLink fails, or while
     another process changes registrations.
     """
-    with taken(home / f"{NODES_FILE}.lock", _LOCK_S) as alone:
-        if not alone:
-            raise RunError(_BUSY)
-        known = _known(home)
+    with _changing(home) as known:
         doomed = [node for node in known if node.name == name and not node.revoked]
         done = _unregistered(doomed, home, connection)
         _save(home, known)

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from fedsync.common import foreign
@@ -88,7 +89,7 @@ def read_registered(state: Path) -> dict[str, str]:
 
 def note_registered(state: Path, told: Mapping[str, str | None]) -> None:
     """Record the status of silos in `REGISTERED_FILE`; None removes a revoked silo."""
-    with taken(state / f"{REGISTERED_FILE}.lock"):
+    with taken(state / f"{REGISTERED_FILE}.lock", inf):
         known: dict[str, str | None] = {**read_registered(state), **told}
         now = {name: text for name, text in known.items() if text is not None}
         try:

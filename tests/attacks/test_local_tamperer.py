@@ -180,7 +180,7 @@ def test_a_share_that_is_gone_is_told_and_tried_again(
 
 
 def test_nothing_leaves_before_the_first_head_or_after_the_day_s_where_the_share_is_gone(tmp_path: Path) -> None:
-    """Where the owner demands the heads; the first line of a new log has no head before it."""
+    """Heads that the owner demands; the first line of a new log has no head before it."""
     share, state = tmp_path / "share", tmp_path / "berlin"
     state.mkdir(mode=0o700)
     key = make_node_key("berlin", tmp_path / "keys").private

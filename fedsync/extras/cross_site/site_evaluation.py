@@ -78,9 +78,10 @@ def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
         raise ConfigError(str(folder), "no run: config.yaml is not there", "Name the folder of a run")
     config = StrategyConfig.load(folder / "config.yaml")
     cluster = ClusterConfig.load(folder / "silos.yaml") if (folder / "silos.yaml").is_file() else None
-    # A silo's data follow from its place in the silo file; `silos` of the strategy may have another order, or more.
-    known = config.silos or [f"silo-{index}" for index in range(config.shares)]
-    known = known if cluster is None else [silo.name for silo in cluster.silos]
+    if cluster is None:
+        known = config.silos or [f"silo-{index}" for index in range(config.shares)]
+    else:  # a silo's data follow from its place in this file; ``silos`` of the strategy may have another order, or more
+        known = [silo.name for silo in cluster.silos]
     spec = RunSpec.of(config, cluster, len(known))
     for name in names:
         if name not in known:
