@@ -13,10 +13,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError, Diverged, RunError
-from fedsync.core.orders import Cursor, Evaluation, UpdateMeta
+from fedsync.core.orders import Cursor, UpdateMeta
 from fedsync.core.report_checks import check_report
 from fedsync.core.speed.curve import Curve
-from fedsync.evaluation.metrics.named import Wanted
 from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest import MOST_STATE, GuestTrainer
 from fedsync.train.loop import Trainer
@@ -350,47 +349,6 @@ def test_what_the_run_says_reaches_training_and_evaluation() -> None:
     assert told == [{"top": 3}, {"warm": 2}]
 
 
-def evaluating(found: object) -> GuestTrainer:
-    app = app_of(plain_sgd)
-    app.evaluate()(lambda model, val: found)
-    return GuestTrainer(app, SITE, OPTIONS)
-
-
-def test_an_evaluation_is_sums_of_its_means() -> None:
-    guest = evaluating({"loss": (0.5, 40), "dice": (0.75, 40), "auc": (0.9, 20)})
-    assert guest.evaluate(guest.initial_model()) == Evaluation(20.0, 30.0, 40, {"eval_auc": (0.9, 20)})
-    only_loss = evaluating({"loss": (0.5, 40)})
-    assert only_loss.evaluate(only_loss.initial_model()) == Evaluation(20.0, None, 40)
-    without = trainer(plain_sgd)
-    assert without.evaluate(without.initial_model()) == Evaluation(0.0, 0.0, 0)
-
-
-@pytest.mark.parametrize(
-    ("found", "sums"),
-    [
-        ({"loss": (0.5, 100), "dice": (0.75, 40)}, Evaluation(20.0, 30.0, 40)),
-        ({"loss": (float("nan"), 0), "dice": (0.75, 40)}, Evaluation(None, 30.0, 40)),
-        ({"loss": (0.5, 100), "dice": (float("nan"), 0)}, Evaluation(50.0, None, 100)),
-    ],
-    ids=["more for the loss", "none for the loss", "none for the score"],
-)
-def test_a_loss_keeps_its_mean_where_it_has_other_samples_than_the_score(
-    found: dict[str, tuple[float, int]], sums: Evaluation
-) -> None:
-    guest = evaluating(found)
-    assert guest.evaluate(guest.initial_model()) == sums
-
-
-@pytest.mark.parametrize(
-    ("found", "problem"),
-    [(0.5, "returned float"), ({"dice": 0.5}, "a pair"), ({"dice": (float("nan"), 3)}, "not finite")],
-)
-def test_an_evaluation_of_another_form_is_refused(found: object, problem: str) -> None:
-    guest = evaluating(found)
-    with pytest.raises(ConfigError, match=problem):
-        guest.evaluate(guest.initial_model())
-
-
 def none_taken(work: Work, model: nn.Module) -> None:
     """Trains on nothing."""
 
@@ -439,26 +397,3 @@ def test_an_app_without_its_functions_says_which() -> None:
         SITE.use(nn.Linear(1, 1), iter([1]))
     with pytest.raises(ConfigError, match="Choose another name"):
         SITE.use(nn.Linear(1, 1), [1], work=3)
-
-
-@pytest.mark.parametrize("as_probabilities", [False, True])
-def test_metrics_of_an_evaluation_of_one_s_own_are_summed_where_it_measures(as_probabilities: bool) -> None:
-    options = replace(OPTIONS, measured=Wanted(("accuracy", "auroc"), 2))
-    app = app_of(plain_sgd)
-
-    @app.evaluate()
-    def evaluate(model: nn.Module, val: Any, measure: Any) -> dict[str, tuple[float, int]]:
-        for start in range(0, len(val), 4):
-            inputs, labels = val[start : start + 4]
-            outputs = model(inputs)
-            if as_probabilities:
-                measure(torch.softmax(outputs.double(), dim=1).numpy(), labels.numpy(), probabilities=True)
-            else:
-                measure(outputs, labels)
-        return {"accuracy": (0.5, len(val))}
-
-    guest = GuestTrainer(app, SITE, options)
-    base = guest.initial_model()
-    task = Trainer(TwoClasses(), slot(), options)
-    assert guest.evaluate(base).sums == task.evaluate(base).sums
-    assert set(guest.evaluate(base).sums) == {"confusion/2", "scores/256"}

@@ -44,7 +44,7 @@ from fedsync.silo.protocol import (
     read_request,
 )
 from fedsync.transport.questions import Blob, SiloQuestion
-from tests.flower.grid import posing, run_identity
+from tests.flower.grid import posing, run_identity, said, saying
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)
 
@@ -274,3 +274,9 @@ def test_a_reason_is_short_and_prints() -> None:
     assert shortened("\x1b[2J\x07red") == "\\x1b[2J\\x07red"
     long = shortened("b" + " x" * 2**22 + "e")
     assert len(long) <= 605 and long.startswith("b x x") and long.endswith("x xe")
+
+
+def test_a_report_survives_the_wire() -> None:
+    message = posing(Describe())
+    report = WorkReport(base_version=3, steps=2, samples=16, compute_s=0.1, loss=1 / 3, overhead_s={"load": 0.1})
+    assert said(saying(message, report)) == (report, None)

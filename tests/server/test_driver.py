@@ -1,7 +1,6 @@
 """The Flower driver against silos that answer honestly, wrongly, twice, late or not at all."""
 
 import json
-import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,10 +24,10 @@ from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.agent.answers import identify
-from fedsync.silo.protocol import AskModel, Collect, Describe, Hello, Refusal, Refused, Reply, Snapshot, Train
+from fedsync.silo.protocol import AskModel, Collect, Hello, Reply, Snapshot, Train
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, posing, said, saying
+from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying
 from tests.transport.memory_transport import MemoryTransport
 
 pytestmark = pytest.mark.usefixtures("silos_here")
@@ -42,7 +41,7 @@ def _overrides(*more: str) -> list[str]:
     return [SMALL, *FAST[:3], *more]
 
 
-def _strategy(tmp_path: Path, *overrides: str, timing: Timeouts | None = None) -> FedSync:
+def fed_sync(tmp_path: Path, *overrides: str, timing: Timeouts | None = None) -> FedSync:
     return FedSync(
         StrategyConfig.load("fedavg", _overrides(*overrides)),
         ClusterConfig.model_validate({"silos": SILOS}),
@@ -125,7 +124,7 @@ def test_a_bad_reply_costs_its_silo_the_round_and_nothing_else(name: str, tmp_pa
     change, check = BAD_REPLIES[name]
     grid = DirectGrid(3, {1: _spoil_train(change)})
 
-    result = _strategy(tmp_path).start(grid)
+    result = fed_sync(tmp_path).start(grid)
 
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
     journal = (tmp_path / "journal.jsonl").read_text()
@@ -138,7 +137,7 @@ def test_a_bad_reply_costs_its_silo_the_round_and_nothing_else(name: str, tmp_pa
 
 
 def test_honest_silos_end_with_the_last_round_evaluated(tmp_path: Path) -> None:
-    strategy = _strategy(tmp_path)
+    strategy = fed_sync(tmp_path)
     result = strategy.start(DirectGrid(3))
     summary = strategy.run_summary
     assert summary is not None
@@ -160,15 +159,15 @@ def test_silos_in_memory_end_with_the_model_of_silos_behind_flower(
 
     for share in range(3):
         silos.join(share + 1, partial(trainer, share))
-    expected = _strategy(tmp_path / "flower").start(DirectGrid(3)).arrays
+    expected = fed_sync(tmp_path / "flower").start(DirectGrid(3)).arrays
     monkeypatch.setattr("fedsync.flower.flower_strategy.way_to_silos", lambda grid, out: nullcontext(silos))
-    found = _strategy(tmp_path / "memory").start(DirectGrid(0)).arrays
+    found = fed_sync(tmp_path / "memory").start(DirectGrid(0)).arrays
     assert [array.data for array in found.values()] == [array.data for array in expected.values()]
 
 
 def test_silos_train_models_of_their_own_when_the_rounds_are_over(tmp_path: Path) -> None:
     """Such a model stays at its silo: neither its orders nor its updates bring a byte."""
-    _strategy(tmp_path, "evaluation.cross_site={local: true, fine_tune: 2}").start(DirectGrid(3))
+    fed_sync(tmp_path, "evaluation.cross_site={local: true, fine_tune: 2}").start(DirectGrid(3))
     assert "WorkFailed" not in (tmp_path / "journal.jsonl").read_text()
     models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
     own = [(each["subject"], each["silo"]) for each in models if each.get("silo")]
@@ -196,7 +195,7 @@ def test_a_silo_whose_node_is_away_for_a_while_still_gets_its_baseline(tmp_path:
     grid.answers[1] = first
     timing = Timeouts(poll_s=0.001, look_s=0.2, order_timeout_s=20, join_timeout_s=60)
     overrides = ["stop.rounds=12", "evaluation.cross_site={local: true, fine_tune: 0}"]
-    _strategy(tmp_path, *overrides, timing=timing).start(grid)
+    fed_sync(tmp_path, *overrides, timing=timing).start(grid)
     assert apart == list(range(12))
     failed = [line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"WorkFailed"' in line]
     assert len(failed) == 1, "the order that could not be sent"
@@ -210,7 +209,7 @@ def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
     def evaluate_fn(version: int, arrays: ArrayRecord) -> None:
         seen.append((version, float(np.sum([array.numpy().sum() for array in arrays.values()]))))
 
-    _strategy(tmp_path).start(DirectGrid(3), evaluate_fn=evaluate_fn)
+    fed_sync(tmp_path).start(DirectGrid(3), evaluate_fn=evaluate_fn)
     assert [version for version, _ in seen] == [0, 1, 2, 3]
     assert len({total for _, total in seen}) == 4
 
@@ -224,7 +223,7 @@ def test_evaluate_fn_sees_the_version_of_a_rollback(tmp_path: Path) -> None:
         return MetricRecord({"sum": seen[version]})
 
     barrier = "barrier={kind: fsp, interval: {kind: linear, interval_s: 0.1}}"
-    result = _strategy(tmp_path, barrier, "stop.rounds=4").start(DirectGrid(3), evaluate_fn=evaluate_fn)
+    result = fed_sync(tmp_path, barrier, "stop.rounds=4").start(DirectGrid(3), evaluate_fn=evaluate_fn)
     assert "Rollback" in (tmp_path / "journal.jsonl").read_text()
     assert list(seen) == [0, 1, 2, 3, 4, 5]
     assert seen[4] == seen[0] != seen[3]
@@ -232,9 +231,9 @@ def test_evaluate_fn_sees_the_version_of_a_rollback(tmp_path: Path) -> None:
 
 
 def test_initial_arrays_are_where_training_starts(tmp_path: Path) -> None:
-    first = _strategy(tmp_path / "one").start(DirectGrid(3), num_rounds=1).arrays
+    first = fed_sync(tmp_path / "one").start(DirectGrid(3), num_rounds=1).arrays
     seen = []
-    _strategy(tmp_path / "two").start(
+    fed_sync(tmp_path / "two").start(
         DirectGrid(3), first, num_rounds=1, evaluate_fn=lambda version, arrays: seen.append(arrays)
     )
     for name, array in first.items():
@@ -254,7 +253,7 @@ def test_a_node_that_vanishes_is_lost_and_the_rest_go_on(tmp_path: Path) -> None
         return honest(message, context)
 
     grid.answers[1] = leaves_in_round_two
-    _strategy(tmp_path).start(grid)
+    fed_sync(tmp_path).start(grid)
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"], ["b", "c"], ["b", "c"]]
     assert "its node is gone" in (tmp_path / "journal.jsonl").read_text()
@@ -272,7 +271,7 @@ def test_what_a_node_was_sent_before_it_was_started_again_is_not_waited_for(tmp_
         return honest(message, context)
 
     grid.answers[1] = is_started_again_in_round_two
-    _strategy(tmp_path).start(grid)
+    fed_sync(tmp_path).start(grid)
     journal = (tmp_path / "journal.jsonl").read_text()
     assert journal.count('"type":"SiloLost"') == 1
     assert "no answer in" not in journal
@@ -297,7 +296,7 @@ SOON = Timeouts(poll_s=0.001, ask_s=0.1, report_s=0.1, order_timeout_s=60.0)
 
 @pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
 def test_a_message_that_is_lost_on_its_way_is_sent_again(kind: str, tmp_path: Path) -> None:
-    _strategy(tmp_path, "min_silos=3", timing=SOON).start(DirectGrid(3, {1: _loses_first(kind)}))
+    fed_sync(tmp_path, "min_silos=3", timing=SOON).start(DirectGrid(3, {1: _loses_first(kind)}))
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"]] * ROUNDS
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -326,7 +325,7 @@ def test_an_order_is_not_sent_again_where_the_model_has_moved_on(tmp_path: Path)
         return honest(message, context)
 
     grid = DirectGrid(3, {1: asked_late, 2: waits, 3: waits})
-    _strategy(tmp_path, "barrier={kind: asp}", "aggregation={kind: fedbuff}", "stop.rounds=16", timing=SOON).start(grid)
+    fed_sync(tmp_path, "barrier={kind: asp}", "aggregation={kind: fedbuff}", "stop.rounds=16", timing=SOON).start(grid)
     assert "it is lost, and the model has moved on since" in (tmp_path / "journal.jsonl").read_text()
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["silos"][0]["failures"] == 1 and summary["silos"][0]["orders"] > 0
@@ -345,7 +344,7 @@ def test_a_silo_that_is_slow_to_answer_trains_and_evaluates_once(tmp_path: Path)
         return reply
 
     grid.answers[1] = late
-    _strategy(tmp_path, "min_silos=2", timing=SOON).start(grid)
+    fed_sync(tmp_path, "min_silos=2", timing=SOON).start(grid)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [(silo["orders"], silo["failures"]) for silo in summary["silos"][:2]] == [(ROUNDS, 0)] * 2
     assert [kind for node, kind in grid.pushed if node == 1].count("Collect") >= 2
@@ -356,7 +355,7 @@ def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
         return None if message.metadata.message_type == "train" else honest(message, context)
 
     timing = Timeouts(poll_s=0.001, order_timeout_s=0.2, join_timeout_s=60)
-    _strategy(tmp_path, "stop.rounds=1", timing=timing).start(DirectGrid(3, {2: silent}))
+    fed_sync(tmp_path, "stop.rounds=1", timing=timing).start(DirectGrid(3, {2: silent}))
     assert "no answer in 0.2 s" in (tmp_path / "journal.jsonl").read_text()
 
 
@@ -366,35 +365,23 @@ def test_two_nodes_with_one_name_count_once(tmp_path: Path) -> None:
         hello, _ = said(reply)
         return saying(message, replace(hello, silo="a")) if isinstance(hello, Hello) else reply
 
-    strategy = _strategy(tmp_path, "min_silos=2")
+    strategy = fed_sync(tmp_path, "min_silos=2")
     strategy.start(DirectGrid(3, {3: twin}))
     assert strategy.run_summary is not None
     assert [silo["name"] for silo in strategy.run_summary["silos"]] == ["a", "b"]
 
 
-def test_nobody_joins(tmp_path: Path) -> None:
-    timing = Timeouts(poll_s=0.001, join_timeout_s=0.1)
-    with pytest.raises(RunError, match="silos here: none"):
-        _strategy(tmp_path, timing=timing).start(DirectGrid(0))
-
-
 def test_all_silos_fail_for_ever(tmp_path: Path) -> None:
     broken = _spoil_train(BAD_REPLIES["error"][0])
     with pytest.raises(RunError, match="disk full"):
-        _strategy(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), broken)))
+        fed_sync(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), broken)))
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 0
 
 
 def test_the_steps_of_flowers_own_round_are_refused(tmp_path: Path) -> None:
-    strategy = _strategy(tmp_path)
+    strategy = fed_sync(tmp_path)
     with pytest.raises(FedSyncError, match=r"call start\(\)"):
         strategy.aggregate_evaluate(1, [])
-
-
-def test_a_report_survives_the_wire() -> None:
-    message = posing(Describe())
-    report = WorkReport(base_version=3, steps=2, samples=16, compute_s=0.1, loss=1 / 3, overhead_s={"load": 0.1})
-    assert said(saying(message, report)) == (report, None)
 
 
 def test_the_word_to_stop_reaches_silos_at_work(tmp_path: Path) -> None:
@@ -420,7 +407,7 @@ def test_the_word_to_stop_reaches_silos_at_work(tmp_path: Path) -> None:
 
 def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected: list[ArrayRecord] = []
-    _strategy(tmp_path / "with").start(DirectGrid(3), evaluate_fn=lambda version, arrays: expected.append(arrays))
+    fed_sync(tmp_path / "with").start(DirectGrid(3), evaluate_fn=lambda version, arrays: expected.append(arrays))
 
     def no_data(*arguments: Any) -> Any:
         raise ConfigError("task.files", "there is no such file", "Only silos have data")
@@ -435,73 +422,9 @@ def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeyp
         return honest(message, context)
 
     grid.answers[1] = cannot_send_a_model
-    _strategy(tmp_path / "without").start(grid, evaluate_fn=lambda version, arrays: seen.append(arrays))
+    fed_sync(tmp_path / "without").start(grid, evaluate_fn=lambda version, arrays: seen.append(arrays))
     for name, array in expected[0].items():
         np.testing.assert_array_equal(seen[0][name].numpy(), array.numpy())
-
-
-def _no_folder(message: Message, context: Context) -> Message:
-    return saying(message, Refused(Refusal.CONFIG, "no folder /data"))
-
-
-def test_a_run_that_all_silos_refuse_ends_at_once_with_a_refusal(tmp_path: Path) -> None:
-    grid = DirectGrid(3, dict.fromkeys((1, 2, 3), _no_folder))
-    told = r"needs 3 silos, and at most 2 of .* node 1 answers CONFIG: .*no folder /data"
-    with pytest.raises(RunError, match=told):
-        _strategy(tmp_path).start(grid)
-    assert grid.pushed == [(node, "Describe") for node in (1, 2, 3)]
-
-
-def test_a_silo_that_answers_away_has_not_failed_and_nobody_waits_for_it(tmp_path: Path) -> None:
-    """It answers AWAY to its first order: the run goes on with the others, and ends."""
-    away: list[str] = []
-
-    def closes(message: Message, context: Context) -> Message | None:
-        request = asked(message)
-        if not isinstance(request, Train):
-            return honest(message, context)
-        away.append(request.order.update_id)
-        return saying(message, Refused(Refusal.AWAY, back_s=3600.0))
-
-    strategy = _strategy(tmp_path)
-    strategy.start(DirectGrid(3, {2: closes}))
-    assert away == ["b/1"], "it is not asked again in this hour"
-    journal = (tmp_path / "journal.jsonl").read_text()
-    assert journal.count('"back_s":3600.0') == 1 and "b is away for 3600 s" in journal
-
-
-def test_a_silo_whose_disk_is_full_rests_before_its_next_order(tmp_path: Path) -> None:
-    """Orders of milliseconds must not use up its three failures while its disk is full for a moment."""
-    full: list[float] = []
-
-    def full_twice(message: Message, context: Context) -> Message | None:
-        if isinstance(asked(message), Train) and len(full) < 2:
-            full.append(time.monotonic())
-            return saying(message, Refused(Refusal.DISK))
-        return honest(message, context)
-
-    timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, rest_s=0.2)
-    strategy = _strategy(tmp_path, "min_silos=3", "stop.rounds=5", timing=timing)
-    strategy.start(DirectGrid(3, {2: full_twice}))
-    assert full[1] >= full[0] + 0.2
-    assert strategy.run_summary is not None and not strategy.run_summary.get("lost")
-    notes = strategy.run_summary["notes"]
-    assert any(note.startswith("2 of 5 orders of b failed, the last by: b answers DISK") for note in notes)
-
-
-def test_one_silo_of_three_that_takes_part_is_not_waited_with(tmp_path: Path) -> None:
-    grid = DirectGrid(3, dict.fromkeys((1, 2), _no_folder))
-    with pytest.raises(RunError, match=r"needs 3 silos, and at most 2 of .* node 1 answers CONFIG: .*no folder /data"):
-        _strategy(tmp_path).start(grid)
-
-
-def test_a_result_names_the_silos_that_refused_the_run(tmp_path: Path) -> None:
-    """The run begins without them; it stood in the log alone. One note is of all that say the same."""
-    strategy = _strategy(tmp_path, "min_silos=1")
-    strategy.start(DirectGrid(3, {1: _no_folder, 3: _no_folder}))
-    assert strategy.run_summary is not None
-    notes = [note for note in strategy.run_summary["notes"] if note.startswith("took no part")]
-    assert len(notes) == 1 and re.match("took no part: each of node 1, node 3 answers CONFIG.*/data", notes[0])
 
 
 def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +433,7 @@ def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, mo
 
     monkeypatch.setattr("fedsync.flower.flower_strategy.model_writer", lambda *run: full)
     with pytest.raises(ConfigError, match="no space"):
-        _strategy(tmp_path).start(DirectGrid(3))
+        fed_sync(tmp_path).start(DirectGrid(3))
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] > 0
 
 
@@ -520,4 +443,4 @@ def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("fedsync.flower.flower_strategy.task_model", no_data)
     with pytest.raises(RunError, match="no silo sent a model"):
-        _strategy(tmp_path, timing=Timeouts(poll_s=0.001, join_timeout_s=0.1)).start(DirectGrid(0))
+        fed_sync(tmp_path, timing=Timeouts(poll_s=0.001, join_timeout_s=0.1)).start(DirectGrid(0))

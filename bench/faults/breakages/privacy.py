@@ -6,6 +6,7 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
+    "tests/privacy/test_noise.py",
     "tests/privacy/test_private_trainer.py",
     "tests/privacy/test_ledger.py",
     "tests/privacy/test_guard.py",
