@@ -119,7 +119,7 @@ class Processes:
 
 
 def _kind(command: Sequence[str]) -> str | None:
-    text = " ".join(command[:4])
+    text = " ".join(command[:5])  # the fifth names the program where Python starts it: python -P -m MODULE superlink
     return next((kind for kind, words in KINDS.items() if any(word in text for word in words)), None)
 
 
@@ -211,7 +211,14 @@ def run(options: argparse.Namespace, which: str, parameters: int, frozen: int, r
 
 
 def figures(whole: Side, tiny: Side, model_bytes: int) -> dict[str, float]:
-    """One side's column; memory and bytes as multiples of the model."""
+    """One side's column; memory and bytes as multiples of the model.
+
+    Raises:
+        SystemExit: a kind of process was never seen, so its row would be 0.
+    """
+    unseen = [kind for kind in KINDS if not whole.peak[kind] and kind != "agent"]  # flwr has none
+    if unseen:
+        raise SystemExit(f"No process was recognised as {', '.join(unseen)}; compare KINDS with their command lines")
     found = {"seconds a round": median(whole.rounds_s)}
     for kind in KINDS:
         more_s = whole.cpu_s[kind] - tiny.cpu_s[kind]
