@@ -167,6 +167,8 @@ class HubTransport:
         for silo in here:
             self._invited.pop(silo, None)
         self._hear_replies(here)
+        for silo in self._invited.keys() - nodes.keys():
+            self._invited[silo].again_s = 0.0  # offline: its join may be lost
         for silo, node in nodes.items():
             kept = self._invited.get(silo, _Invitation())
             if silo in here or now_s < kept.again_s or self._hub.returns(silo) or _node(silo)[1] in struck:
@@ -175,7 +177,8 @@ class HubTransport:
             for identifier in self._grid.push_messages([messages.join(node, join, JOIN_TTL_S)]):
                 if identifier:
                     self._joins[identifier] = silo
-            again_s = now_s + _JOINS.pause_s(kept.count)
+            # A new join makes the last one invalid, and a busy machine needs long for each: wait its full time.
+            again_s = now_s + max(JOIN_TTL_S, _JOINS.pause_s(kept.count))
             self._invited[silo] = replace(kept, count=kept.count + 1, again_s=again_s)
 
     def _hear_replies(self, here: Collection[str]) -> None:
@@ -198,6 +201,7 @@ class HubTransport:
                 kept = self._invited.get(silo)
                 if self._joins.pop(identifier, None) is not None and kept is not None:
                     answer = answer_in(reply, "", 0)
+                    kept.again_s = time.monotonic() + _JOINS.pause_s(kept.count - 1)
                     kept.problem = None if answer.text == JOINED else replace(answer, relay=False)
         except Exception as error:  # the SuperLink is away
             logger.debug("a reply cannot be fetched: %s", error)

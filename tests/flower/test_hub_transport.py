@@ -15,8 +15,9 @@ from flwr.app import Error, Message
 
 from fedsync.common.errors import ConfigError
 from fedsync.flower import flower_messages as messages
+from fedsync.flower import hub_transport
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.hub_transport import FOLDER, HubTransport, way_to_silos
+from fedsync.flower.hub_transport import FOLDER, JOIN_TTL_S, HubTransport, way_to_silos
 from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.join import Join
@@ -150,6 +151,30 @@ def test_a_node_that_does_not_join_answers_so_to_every_question(up: Served, says
     made._invite()
     (again,) = made.peers()
     assert again.since != peer.since, "it counts as another one"
+
+
+def test_a_join_that_is_on_its_way_is_not_made_invalid_by_another(up: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    silos, now = Silos(up, {11: "berlin"}), [time.monotonic()]
+    silos.says[11] = lambda message: None
+    made = transport(silos)
+    monkeypatch.setattr(hub_transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    now[0] += JOIN_TTL_S - 1
+    made._invite()
+    assert len(silos.joins) == 1
+    now[0] += 2
+    made._invite()
+    assert len(silos.joins) == 2, "the first is lost"
+
+
+def test_a_node_that_was_offline_is_invited_at_once(up: Served) -> None:
+    silos = Silos(up, {11: "berlin"})
+    silos.says[11] = lambda message: None
+    made = transport(silos)
+    silos.nodes = {}
+    made._invite()
+    silos.nodes = {11: "berlin"}
+    made._invite()
+    assert len(silos.joins) == 2
 
 
 def test_who_was_struck_off_is_out_and_is_invited_no_more(up: Served) -> None:
