@@ -62,6 +62,9 @@ class TravellingModel(Protocol):
     @property
     def layout(self) -> Layout: ...
 
+    rounds: bool
+    """Whether `load` rounds values to half precision."""
+
     def load(self, vector: Vector) -> None: ...
 
     def read(self) -> Vector: ...
@@ -237,6 +240,8 @@ class LocalTrainer(ABC):
                     evaluation = self._attempt(lambda: self._evaluate(order.split))
                 if evaluation is None:  # a failed evaluation may have changed model or private state
                     self._prepare(order, base, cursor, correction)
+            # The update is what training changed, without the rounding of the received model.
+            start_model = self._weights.read() if self._weights.rounds else base
             trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
         with self._timed(overhead_s, "store"):
             if self.layout.nbytes >= _LARGE_BYTES:
@@ -244,9 +249,9 @@ class LocalTrainer(ABC):
             update, finite = self._weights.read(), True
             for start, stop in spans(update.size, update.itemsize):
                 part = update[start:stop]
-                part -= base[start:stop]
+                part -= start_model[start:stop]
                 finite &= bool(np.isfinite(part).all())
-                give_back(base)
+                give_back(start_model)
         if not (finite and (trained.loss is None or np.isfinite(trained.loss))):
             raise self._why_diverged(order, base, cursor, correction, trained.loss)
         pace = trained.pace

@@ -63,6 +63,7 @@ class Weights:
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
             )
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
+        self.rounds = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in named.values())
         say_rounded(tuple(name for name, tensor in named.items() if tensor.dtype == torch.float64))
         # Names are attribute paths in the module, unless the module overrides its state dict.
         self._paths = [attrgetter(name) for name in named]

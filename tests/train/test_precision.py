@@ -68,6 +68,22 @@ def test_proximal_term_and_pieces_see_gradients_of_true_size() -> None:
     assert np.linalg.norm(update - expected) < 0.05 * np.linalg.norm(expected)
 
 
+class HalfPrecision(TwoClasses):
+    """Parameters in bfloat16, and a loss without a gradient on them."""
+
+    def model(self) -> nn.Module:
+        return super().model().to(torch.bfloat16)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return sum(tensor.sum() for tensor in model.parameters()).float() * 0.0  # type: ignore[union-attr]
+
+
+def test_rounding_of_the_received_model_is_no_part_of_the_update() -> None:
+    subject = trainer(HalfPrecision(), options=options("fp32"))
+    base = subject.initial_model() + np.float32(1 / 3)  # which bfloat16 rounds
+    assert not subject.run(order(max_steps=3), base, Cursor()).update.any()
+
+
 class Steep(TwoClasses):
     """The loss times a factor: scaled for fp16, its gradients overflow above some scale."""
 

@@ -18,6 +18,8 @@ from fedsync.train.options import LocalOptions
 
 
 class _Sheet:
+    rounds = False
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.vector = np.zeros(layout.size, dtype=np.float32)
