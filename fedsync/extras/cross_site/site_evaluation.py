@@ -6,10 +6,12 @@ evaluates on its own data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, ProtocolError
@@ -18,6 +20,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.config.tasks.clientapp_task import ClientAppConfig
 from fedsync.core.orders import Cursor, Split, Subject
 from fedsync.extras.cross_site.cross_site_matrix import Matrix, ModelRow
 from fedsync.extras.cross_site.own_models import OwnModels
@@ -146,9 +149,18 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
                 logger.warning(_UNTRAINED, ", ".join(facts.private_names[:_MOST_NAMED]))
             for model, file in models:
                 private = {name: each for name, each in read_state(file).items() if name in facts.private_names}
-                loaded = load_model(file, facts.layout, facts.names), Cursor(private=packed(private))
+                loaded = load_model(file, facts.layout, facts.names), Cursor(private=_packed(spec, private))
                 matrix.cells[model, site.name] = trainer.judge(*loaded, Split.TEST, model.subject, gains=True)
             for subject in own.subjects:
                 found = trainer.judge(*own.model(subject), Split.TEST, subject, gains=True)
                 matrix.cells[ModelRow(subject, site.name), site.name] = found
     return matrix
+
+
+def _packed(spec: RunSpec, private: Mapping[str, Tensor]) -> bytes:
+    """Serialise private tensors as the trainer of the run's task keeps them."""
+    if not isinstance(spec.task, ClientAppConfig):
+        return packed(private)
+    from fedsync.train.guests.guest_clientapp import packed_private
+
+    return packed_private({name: each.numpy() for name, each in private.items()})

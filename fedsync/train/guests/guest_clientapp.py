@@ -41,6 +41,7 @@ from fedsync.train.guests.guest_reply import (
     EXAMPLES,
     LOSSES,
     REPLY,
+    Arrays,
     NamedArrays,
     declared,
     evaluation_of,
@@ -184,6 +185,7 @@ class ClientAppTrainer(LocalTrainer):
         self._arrays = first.arrays(silo.seed, run)
         arrays = self._arrays
         super().__init__(silo.name, arrays, device, options, arrays.frozen_digest, arrays.parts.kept)
+        self.private_names = arrays.parts.private
         self._known = statistics_of(options.measured.metrics(lambda: ()))
         self._initial = self._arrays.read()
         self._node_config = {"partition-id": silo.index, "num-partitions": partitions, **silo.node_config}
@@ -255,7 +257,7 @@ class ClientAppTrainer(LocalTrainer):
         loss = next((figures[name] for name in LOSSES if name in figures), None)
         # An order that only evaluates changes no stored state.
         if private := self._arrays.private:
-            self._context.state[_PRIVATE] = ArrayRecord({name: Array(array) for name, array in private.items()})
+            self._context.state[_PRIVATE] = _record(private)
         kept = cursor.private if order.scores_only else write_state(self._context.state)
         return LoopResult(pace, loss, Cursor(private=kept), {**metrics_of(figures), **missized})
 
@@ -332,6 +334,15 @@ class ClientAppTrainer(LocalTrainer):
             remedy = f"Have the app's metrics say {EXAMPLES}, or the node's configuration"
             raise ConfigError(EXAMPLES, problem, remedy)
         return int(told)
+
+
+def _record(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def packed_private(arrays: Arrays) -> bytes:
+    """Serialise private arrays as a cursor of a `ClientAppTrainer` has them; raises as `write_state`."""
+    return write_state(RecordDict({_PRIVATE: _record(arrays)}))
 
 
 def write_state(state: RecordDict) -> bytes:

@@ -85,6 +85,43 @@ def test_private_tensors_are_those_of_the_file_and_of_a_run_untrained(
     assert "private tensors (3.weight, 3.bias) are those of the model's file" in caplog.text
 
 
+CLIENT_APP = """\
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+def first():
+    return ArrayRecord({"body": Array(np.zeros(2, np.float32)), "head": Array(np.zeros(2, np.float32))})
+
+@app.train()
+def fit(msg, context):
+    metrics = {"num-examples": 4, "train_loss": 0.5}
+    return Message(RecordDict({"arrays": msg.content["arrays"], "metrics": MetricRecord(metrics)}), reply_to=msg)
+
+@app.evaluate()
+def test(msg, context):
+    head = float(msg.content["arrays"]["head"].numpy().sum())
+    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 4, "eval_loss": head})}), reply_to=msg)
+"""
+
+
+def test_private_arrays_of_a_client_app_are_those_of_the_file(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "app.py").write_text(CLIENT_APP)
+    task = f"task={{kind: clientapp, app: '{tmp_path}/app.py:app', model: '{tmp_path}/app.py:first'}}"
+    config = StrategyConfig.load("fedavg", ["stop.rounds=2", task, "model.private=[head]"])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (tmp_path / "silos.yaml").write_bytes((run / "silos.yaml").read_bytes())
+    torch.save({"body": torch.zeros(2), "head": torch.full((2,), 1.5)}, tmp_path / "trained.pt")
+    call("evaluate", tmp_path, "--model", tmp_path / "trained.pt")
+    cells = told(tmp_path / "evaluated.json")["metrics"]["loss"]["matrix"][0]
+    assert [cell["value"] for cell in cells] == [3.0, 3.0]
+    assert "private tensors (head) are those of the model's file" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: bfv}"])
 def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> None:
