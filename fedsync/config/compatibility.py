@@ -127,10 +127,7 @@ def _policies(config: StrategySections) -> dict[str, bool]:
 
 
 def _own_loop(config: StrategySections) -> dict[str, bool]:
-    """Keys of ``local`` that a training loop of the user's own does not receive.
-
-    A proximal term is refused only where it would weigh updates: `fedasync` ships one.
-    """
+    """Keys of ``local`` that a training loop of the user's own does not receive."""
     task, local = config.task, config.local
     if not task.own_loop:
         return {}
@@ -140,7 +137,7 @@ def _own_loop(config: StrategySections) -> dict[str, bool]:
         "weight_decay": local.weight_decay > 0,
         "clip_norm": local.clip_norm is not None,
         "precision": local.precision != "fp32",
-        "proximal": local.proximal > 0 and config.aggregation.normalises,
+        "proximal": local.proximal > 0,
     }
     return {
         f"local.{key} has no effect on task.kind {task.kind}, which has a loop of its own; leave it out, and set it in "
