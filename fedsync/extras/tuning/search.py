@@ -113,7 +113,8 @@ def _candidate(
     twin: Twin, base: StrategyConfig, own: dict[str, Any], name: str, steps: int, optimizer: str
 ) -> Candidate:
     of_run = base.model_dump(mode="json")
-    local = {**of_run["local"], "steps": steps, "proximal": own["local"]["proximal"]}
+    proximal = 0.0 if base.task.own_loop else own["local"]["proximal"]
+    local = {**of_run["local"], "steps": steps, "proximal": proximal}
     data = {
         **own,
         **{key: of_run[key] for key in _OF_THE_RUN if key in of_run},

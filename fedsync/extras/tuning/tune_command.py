@@ -75,14 +75,17 @@ def tune(
     for why in left:
         console.print(f"Left out: {why}")
     console.print(_ranking(ranked, target if not note else None))
+    for one in ranked:
+        if one.problem:
+            console.print(f"Fails: {one.candidate}: {one.problem}")
     said = note or (f"ranked by time to {target:g}" if target is not None else "ranked by samples a second")
     console.print(said)
     if silos is not None:
         files = twin.write(silos)
         console.print(f"Silo file: {', '.join(map(str, files))}")
     if apply is not None:
-        if not ranked:
-            raise ConfigError("--apply", "there is no candidate", "Name others by --strategies")
+        if not ranked or ranked[0].problem:
+            raise ConfigError("--apply", "no candidate can be run", "Name others by --strategies")
         text = search.strategy_file(ranked[0], _why(ranked[0], said))
         write_result(apply, text.encode())
         console.print(f"Strategy file: {apply}")

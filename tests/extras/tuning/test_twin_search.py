@@ -9,6 +9,7 @@ import yaml
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.tuning import search
 from fedsync.extras.tuning.records import read_record
 from fedsync.extras.tuning.search import (
     FINAL_DRAWS,
@@ -24,6 +25,7 @@ from fedsync.extras.tuning.search import (
 from fedsync.extras.tuning.twin import Twin
 from fedsync.simulation.run import run_virtual
 from fedsync.simulation.timing_only import run_timing
+from tests.commands.call import call
 from tests.simulation.fake import machines
 
 
@@ -147,6 +149,27 @@ def test_a_candidate_that_fails_is_last_in_the_ranking(twin: Twin, steps: list[i
     ranked = by_time_to(0.9, twin, field, train, silent)
     assert sorted(one.candidate.steps for one in ranked) == sorted(steps)
     assert [one.candidate.steps for one in ranked if one.problem] == [ranked[-1].candidate.steps] == [fails]
+
+
+def test_the_reason_of_a_failure_is_shown_and_what_fails_is_not_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silos = ClusterConfig(silos=machines({"speed": 300.0}, {"speed": 100.0}))
+    run_timing(StrategyConfig.load("lb-bsp", ["stop={rounds: 12}"]), silos, tmp_path)
+
+    def fails(twin: Twin, candidate: Candidate) -> object:
+        raise FedSyncError("it diverged")
+
+    monkeypatch.setattr(search, "_predicted", fails)
+    assert "Fails: fedavg, 5 steps: it diverged" in call("tune", tmp_path, "--strategies", "fedavg", "--steps", "5")
+    with pytest.raises(ConfigError, match="no candidate can be run"):
+        call("tune", tmp_path, "--strategies", "fedavg", "--apply", tmp_path / "best.yaml")
+
+
+def test_a_loop_of_ones_own_is_tried_without_a_proximal_term(twin: Twin) -> None:
+    base = StrategyConfig.load("lb-bsp", ["task={kind: silo-app, file: app.py}"])
+    (one,), left = candidates(twin, base, ["fedasync"], [5], [""])
+    assert (one.config.local.proximal, left) == (0.0, [])
 
 
 @pytest.mark.slow
