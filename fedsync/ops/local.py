@@ -86,7 +86,7 @@ def run_local(
         try:
             return _carry_out(out, config, cluster, target_accuracy, listeners, resume=resume)
         except (KeyboardInterrupt, RunError):
-            if newest_version(out):
+            if newest_version(out) is not None:
                 logger.warning("it can go on: fedsync run --resume %s", out)
             raise
 
