@@ -158,11 +158,12 @@ def test_a_model_that_does_not_fit_costs_nothing(folder: Path) -> None:
 def test_what_an_order_left_out_comes_back_to_each_ledger_and_never_more(folder: Path) -> None:
     subject = guard(folder, BUDGET, BUDGET, score_noise=5.0)
     for steps, spent in ((1, 1), (0, 1), (-4, 1), (3, 4), (5, 9)):  # a confined trainer may report anything
-        order = replace(ORDER, evaluate=True)
+        order = replace(ORDER, evaluate=steps >= 0)
         subject.begins(order)
-        subject.released(order, outcome(replace(REPORT, steps=steps)))
+        scores = REPORT.evaluation if order.evaluate else None
+        subject.released(order, outcome(replace(REPORT, steps=steps, evaluation=scores)))
         assert [each.spent[STEP] for each in subject.ledgers] == [spent, spent]
-    assert [each.spent[SCORED] for each in subject.ledgers] == [5, 5]
+    assert [each.spent[SCORED] for each in subject.ledgers] == [4, 4]
     again = guard(folder, BUDGET, BUDGET)
     assert [each.spent for each in again.ledgers] == [each.spent for each in subject.ledgers]
 
