@@ -43,12 +43,14 @@ class Attendance(Extension):
     Args:
         windows: name -> end of the current window and start of the next one, in seconds since the run began.
         told: silos hidden from barriers, as last written to the journal.
+        hidden: name -> ids of the orders in work while the silo was hidden.
         awaited: whether a silo was away and expected back at the last check.
     """
 
     name: ClassVar[str] = "attendance"
     windows: dict[str, tuple[float, float]] = field(default_factory=dict)
     told: tuple[str, ...] = ()
+    hidden: dict[str, tuple[str, ...]] = field(default_factory=dict)
     awaited: bool = False
 
     @property
@@ -56,8 +58,10 @@ class Attendance(Extension):
         return self.awaited
 
     def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
-        self.hear(event.meta.silo, event.at_s, event.report.presence)
-        if order.base_version != version and self.away(event.meta.silo, event.at_s):
+        name = event.meta.silo
+        self.hear(name, event.at_s, event.report.presence)
+        was_away = self.away(name, event.at_s) or order.update_id in self.hidden.get(name, ())
+        if order.base_version != version and was_away:
             return "its silo's window was over, and the model has moved on"
         return None
 
@@ -103,6 +107,8 @@ class Attendance(Extension):
             silo = view.silos.get(name)
             if silo is not None and (why := self._unseen(name, silo, view)):
                 unseen[name] = why
+                if silo.order is not None:
+                    self.hidden[name] = tuple(order.update_id for order in silo.orders)
         self.awaited = any(self.away(name, view.now_s) for name in self.windows)
         silos = {name: silo for name, silo in view.silos.items() if name not in unseen} if unseen else view.silos
         said = "; ".join([*list(unseen.values())[:_MOST_NAMED], *([] if silos else self._expected(view.now_s))])

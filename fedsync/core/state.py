@@ -131,6 +131,8 @@ class CoordinatorState:
         leaders: best versions by each rule of the run.
         claims: pooled figures by silo under sealed figures; see `fedsync.evaluation.metric_votes`.
         pending_evaluations: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
+        scoring_ids: update id of each silo's evaluation-only order of the present question. A repeated order has the
+            same id, because a silo sends the evaluation of a model in one update only.
         questions_asked: number of questions of the final evaluation that were asked or skipped.
         sums_ordered: number of these questions whose encrypted sums were ordered or skipped, under sealed figures.
         final_version: version at the end of training.
@@ -156,6 +158,7 @@ class CoordinatorState:
     extensions: Extensions = field(default_factory=Extensions)
     closing: str | None = None
     pending_evaluations: set[str] = field(default_factory=set)
+    scoring_ids: dict[str, str] = field(default_factory=dict)
     questions_asked: int = 0
     sums_ordered: int = 0
     final_version: int = -1
@@ -272,8 +275,8 @@ COORDINATOR: Names = {
         name: name
         for name in (
             *("version", "commits", "pending", "barrier", "found_caps", "issued", "leaders"),
-            *("closing", "pending_evaluations", "questions_asked", "sums_ordered", "final_version", "awaiting"),
-            *("halted", "alarms", "alarm_set", "stopped"),
+            *("closing", "pending_evaluations", "scoring_ids", "questions_asked", "sums_ordered", "final_version"),
+            *("awaiting", "halted", "alarms", "alarm_set", "stopped"),
             *("adaptation.state", "adaptation.version", "silos.views", "silos.idle", "silos.revision"),
             *("silos.news", "scores.best", "scores.since_best", "scores.settled", "passes.loss"),
             *("passes.change", "claims.said", "claims.believed", "claims.disputed", "failures.proven"),

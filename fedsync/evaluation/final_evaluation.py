@@ -24,8 +24,9 @@ asks a question about silos' own models only if all silos have one. A sealed run
 
 Sealed (encrypted) figures can only be added up within a version. So after training, one more version, without a change
 of the model, carries the scores of the last trained version. It is checked like any other version. A silo evaluates
-each model only once for the server, with its order on this model. So the run does not end while orders on the newest
-version are in work. Only a time limit ends it then, and the newest version has no score.
+each model only once for the server, with its order on this model. So a repeated evaluation-only order, as after a
+restart of the server, has the same id. And the run does not end while orders on the newest version are in work. Only a
+time limit ends it then, and the newest version has no score.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def _order(
     subject, split, _ = questions(state, policies)[state.questions_asked]
     for name in [name for name in state.silos if name in state.pending_evaluations and not state.silos[name].busy]:
         order = state.next_order(name, plan()[name], Verdict(), policies.seed)
-        order = replace(order, learning_rate=0.0, subject=subject, split=split)
+        update_id = state.scoring_ids.setdefault(name, order.update_id)
+        order = replace(order, update_id=update_id, learning_rate=0.0, subject=subject, split=split)
         state.silos[name] = state.silos[name].begun(order, now_s)
         actions.append(Dispatch(name, order))
 
@@ -194,6 +196,7 @@ def _trained(
 def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
     subject, split, owner = questions(state, policies)[state.questions_asked]
     state.questions_asked += 1
+    state.scoring_ids.clear()
     version, silos = _version(state, policies, subject), tuple(state.silos)
     if owner:
         silos = tuple(name for name in silos if name != owner)

@@ -58,18 +58,18 @@ class RoundLog:
     def follow(self, ledger: Ledger) -> None:
         """Log all rounds since the first call; earlier rounds belong to a previous process of the run."""
         known = len(ledger.rounds) if self._told is None else self._told
-        for row in ledger.rounds[known:]:
-            logger.info("%s", self._line(row, ledger))
+        for number, row in enumerate(ledger.rounds[known:], known + 1):
+            logger.info("%s", self._line(number, row, ledger))
         self._told = len(ledger.rounds)
         for news in ledger.lost.since(self._news):
             logger.warning("%s", news)
         self._news = ledger.lost.told
 
-    def _line(self, row: Round, ledger: Ledger) -> str:
+    def _line(self, number: int, row: Round, ledger: Ledger) -> str:
         figures = [ledger.loss_words(row), *([] if ledger.accuracy is None else [f"accuracy {ledger.accuracy:.4g}"])]
         rounds = ledger.steered.stop.get("rounds", self._rounds)
         of = "" if rounds is None else f"/{rounds}"
-        return "; ".join([f"[ROUND {row.round}{of}] {row.seconds:.1f} s", *figures, _batches(row)])
+        return "; ".join([f"[ROUND {number}{of}] {row.seconds:.1f} s", *figures, _batches(row)])
 
 
 def _batches(row: Round) -> str:

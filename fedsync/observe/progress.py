@@ -77,8 +77,8 @@ class RunProgress(AbstractContextManager["RunProgress"]):
                 return
             first, self._shown_s = len(ledger.rounds) - 1, now_s
         self._shown = len(ledger.rounds)
-        for row in ledger.rounds[first:]:
-            self._show(row, ledger)
+        for number, row in enumerate(ledger.rounds[first:], first + 1):
+            self._show(number, row, ledger)
 
     def _show_operator(self, ledger: Ledger) -> None:
         for mark in ledger.steered.since(self._asked):
@@ -91,7 +91,8 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             self._bar.update(self._task, total=self._rounds)
         self._asked = ledger.steered.asked
 
-    def _show(self, row: Round, ledger: Ledger) -> None:
+    def _show(self, number: int, row: Round, ledger: Ledger) -> None:
+        """Show a round; ``number`` counts rounds from 1, and is below the version after a rollback."""
         share = row.silos[row.slowest]
         # A version is evaluated at the start of the next round, so the newest accuracy is one round old.
         accuracy = "-" if ledger.accuracy is None else f"{ledger.accuracy:.3f}"
@@ -99,14 +100,13 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         slowest = f"slowest {row.slowest} ({share.compute_s + share.overhead_s:.1f} s)"
         if self._bar is not None and self._task is not None:
             scores = f"{f'accuracy {accuracy}' if ledger.accuracy is not None else loss}  " if self._trained else ""
-            state = f"{scores}{slowest}  {self._eta(row.round)}"
-            self._bar.update(self._task, completed=row.round, state=state)
+            state = f"{scores}{slowest}  {self._eta(number)}"
+            self._bar.update(self._task, completed=number, state=state)
             return
         total = f"/{self._rounds}" if self._rounds else ""
         scores = f"{loss:<12}  accuracy {accuracy:>5}  " if self._trained else ""
         self._console.print(
-            f"{self._label:<12} round {row.round:>4}{total}  {row.at_s:>9.1f} s  "
-            f"{scores}{slowest}  {self._eta(row.round)}",
+            f"{self._label:<12} round {number:>4}{total}  {row.at_s:>9.1f} s  {scores}{slowest}  {self._eta(number)}",
             soft_wrap=True,
         )
 

@@ -118,6 +118,7 @@ class FlowerDriver:
         report_s = timing.report_s if report_s is None else report_s
         self._outbox = Outbox(transport, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
         self._held: list[Action] = []
+        self._unsaved = False
         self._resting = deque[tuple[float, PendingMessage, str]]()
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
@@ -366,6 +367,7 @@ class FlowerDriver:
                     each.on_version(version)
                 self._outbox.snapshot(self._answered, self._now_s())
                 self._outbox.questions(self._now_s())
+                self._unsaved = self._aggregator.blocked
             case HaltEarly(_, update_id):
                 if not self._outbox.halt(update_id) and self._aggregator.blocked:
                     # Its order is held and goes out first.
@@ -390,7 +392,8 @@ class FlowerDriver:
 
     def _go_on_if_open(self) -> None:
         self._carry_out_held()
-        if not self._aggregator.blocked:
+        if self._unsaved and not self._aggregator.blocked:
+            self._unsaved = False
             self._save()
 
     def _carry_out_held(self) -> None:

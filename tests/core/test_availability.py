@@ -89,6 +89,23 @@ def test_an_update_in_the_grace_counts_unless_a_commit_was_first() -> None:
             assert set(of_type(entry, Commit)[0].weights) == {"a/1", "b/1", "c/1"}
 
 
+def test_an_update_that_missed_a_commit_does_not_count_when_its_silo_is_back() -> None:
+    """Nobody waited for it, so it is of an older version; rounds as of `bsp` have updates of one version."""
+    coordinator = Coordinator(policies(stop=StopRules(rounds=9)))
+    first = orders(coordinator.handle([*joined("a", "b"), join("c", 5.0, back_s=6.0)], 0.0))
+    coordinator.handle([answer(name, first[name], 4.0) for name in ("a", "b")], 4.0)
+    second = orders(coordinator.handle([TimerFired(5.0)], 5.0))
+    coordinator.handle([TimerFired(6.0)], 6.0)
+    late = coordinator.handle([answer("c", first["c"], 7.0, presence=there(50.0))], 7.0)
+    assert [action.update_id for action in of_type(late, Discard)] == ["c/1"]
+    entry = coordinator.handle([answer(name, second[name], 8.0) for name in ("a", "b")], 8.0)
+    assert set(of_type(entry, Commit)[0].weights) == {"a/2", "b/2"}
+    third = orders(entry)
+    assert set(third) == {"a", "b", "c"}
+    entry = coordinator.handle([answer(name, third[name], 9.0) for name in third], 9.0)
+    assert set(of_type(entry, Commit)[0].weights) == {"a/3", "b/3", "c/2"}, "its next order counts again"
+
+
 def test_away_is_no_failure_and_the_silo_is_asked_again_in_its_window() -> None:
     coordinator = three(left_s=50.0, rounds=99)
     for number in range(2, 7):  # more often than a silo may fail

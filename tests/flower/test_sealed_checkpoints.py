@@ -107,10 +107,13 @@ def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pad", "masked"])
+@pytest.mark.parametrize("node", [1, 3], ids=["before any scored", "after two scored"])
 def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int, kind: str
 ) -> None:
-    out, given = tmp_path / "run", ["cipher={kind: pad}", "stop.rounds=2"]
+    """A silo sends its evaluation of a model in one update only, so a repeated order asks for the same update."""
+    out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
     keys = _keys(tmp_path, monkeypatch, given[0])
 
     def dies(message: Message, context: Context) -> Message | None:
@@ -120,7 +123,7 @@ def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died
         return honest(message, context)
 
     with pytest.raises(Killed):
-        strategy_in(out, *given, keys=keys).start(DirectGrid(3, {1: dies}))
+        strategy_in(out, *given, keys=keys).start(DirectGrid(3, {node: dies}))
     again = strategy_in(out, *given, keys=keys, resume=True)
     again.start(DirectGrid(3))
     assert again.run_summary is not None and again.run_summary["scored_round"] == 2

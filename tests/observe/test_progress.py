@@ -51,9 +51,13 @@ def test_a_resumed_run_shows_what_is_new_and_expects_the_rest_to_take_as_long(mo
     assert "4/9" in line and "ETA 5:00" in line
 
 
-def test_a_version_that_was_rolled_back_to_hides_no_round() -> None:
-    """Versions 2 and 4 are rollbacks, which are no rounds."""
-    assert [line.split()[2].split("/")[0] for line in lines_of([1, 3, 5, 6])] == ["1", "3", "5", "6"]
+def test_a_version_that_was_rolled_back_to_is_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions 2 and 4 are rollbacks: nine rounds are nine commits, and one round in 60 s leaves eight to go."""
+    times = iter([100.0, 160.0])
+    monkeypatch.setattr("fedsync.observe.progress.time.monotonic", lambda: next(times, 160.0))
+    lines = lines_of([3, 5, 6])
+    assert [line.split()[2] for line in lines] == ["1/9", "2/9", "3/9"]
+    assert "ETA 8:00" in lines[0]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

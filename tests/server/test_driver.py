@@ -17,11 +17,13 @@ from flwr.app.error import Error
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Coordinator
 from fedsync.core.orders import WorkReport
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
+from fedsync.server.checkpoints import Checkpoints
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.agent.answers import identify
 from fedsync.silo.protocol import AskModel, Collect, Hello, Reply, Snapshot, Train
@@ -257,6 +259,28 @@ def test_a_node_that_vanishes_is_lost_and_the_rest_go_on(tmp_path: Path) -> None
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"], ["b", "c"], ["b", "c"]]
     assert "its node is gone" in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_silos_that_are_lost_together_cost_no_checkpoint_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of 4,000 silos takes most of a second, and a region of 1,000 of them may go at once."""
+    grid, saved = DirectGrid(3), list[int]()
+    save = Checkpoints.save
+
+    def counting(self: Checkpoints, coordinator: Coordinator, *given: Any) -> None:
+        saved.append(coordinator.version)
+        save(self, coordinator, *given)
+
+    def leaves_in_round_two(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if isinstance(request, Train) and request.order.base_version == 1:
+            grid.nodes -= {2, 3}
+        return honest(message, context)
+
+    monkeypatch.setattr(Checkpoints, "save", counting)
+    grid.answers[1] = leaves_in_round_two
+    fed_sync(tmp_path).start(grid)
+    assert (tmp_path / "journal.jsonl").read_text().count("its node is gone") == 2
+    assert saved == [0, 0, 1, 2, 3], "at the beginning, at the first order, and of each version"
 
 
 def test_what_a_node_was_sent_before_it_was_started_again_is_not_waited_for(tmp_path: Path) -> None:

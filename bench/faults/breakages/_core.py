@@ -118,8 +118,8 @@ CORE: Changes = {
         ),
         (
             "silos-go-on-training-when-they-are-to-score",
-            "replace(order, learning_rate=0.0, subject",
-            "replace(order, subject",
+            "replace(order, update_id=update_id, learning_rate=0.0, subject",
+            "replace(order, update_id=update_id, subject",
         ),
         (
             "what-waits-when-a-sealed-run-ends-is-not-named",

@@ -19,7 +19,7 @@ _CHANGES: Changes = {
     "core/availability.py": (
         (
             "an-update-from-after-the-window-comes-a-version-late",
-            "if order.base_version != version and self.away(event.meta.silo, event.at_s):",
+            "if order.base_version != version and was_away:",
             "if False:",
         ),
         ("a-silo-that-has-gone-home-is-waited-for", "if self.away(name, view.now_s):", "if False:"),

@@ -216,19 +216,19 @@ def emulated_keys(
     if not (home / ADMINISTRATOR_FILE).exists():
         new_authority(home, _seeded(seed, "administrator", "signing"), new_context)
     authority = open_authority(home)
-    if not authority.issued:
+    if authority.members and authority.members.keys() != silos.keys():
+        found = ", ".join(authority.members)
+        raise ConfigError(str(folder), f"these are the keys of other silos: {found}", "Use a folder for each run")
+    out = issued_folder(home, authority.epoch)
+    server_path = out / SERVER_FILE
+    if not server_path.exists():  # it is written last, so a process may have been killed before it
         private_folder(folder / "silos")
         own = [new_silo(path, name, _pairs(seed, name)) for name, path in silos.items()]
         issue(home, [(keys.name, announce(keys).encode()) for keys in own], new_context)
         authority = open_authority(home)
-    if authority.members.keys() != silos.keys():
-        found = ", ".join(authority.members)
-        raise ConfigError(str(folder), f"these are the keys of other silos: {found}", "Use a folder for each run")
-    out = issued_folder(home, authority.epoch)
     for name, path in silos.items():
         if not (path / GROUP_FILE).exists() or open_ring(path).group.epoch < authority.epoch:
             accept(path, read_bundle(out / f"{name}.bundle"), authority.public)
-    server_path = out / SERVER_FILE
     server = read_server_file(server_path.read_bytes(), str(server_path), authority.public)
     return EmulatedKeys(server, server_path, silos)
 

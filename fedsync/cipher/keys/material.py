@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -31,11 +31,10 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 FINGERPRINT_BYTES = 16
 MAX_EPOCH = 2**32 - 1
-MAX_BLOB_BYTES = 2**31 - 2**16
-"""Limit of one AES-GCM call, with room to spare [bytes]."""
+PART_BYTES = 2**30
+"""Largest part of a blob; one AES-GCM call of the library takes less than 2^31 [bytes]."""
 
-_NONCE = bytes(12)
-_TAG_BYTES = 16
+_NONCE_BYTES, _TAG_BYTES = 12, 16
 _BLOB_MAGIC = b"FSBLOB1\0"
 
 
@@ -185,17 +184,16 @@ def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes)
     """Encrypt bytes so that only a holder of the group key can read them, and nobody can change them.
 
     The blob opens only under the same ``purpose`` and with the same ``associated`` bytes (silo, version). It has magic,
-    epoch, salt, ciphertext and tag: 60 bytes more than ``data``, which has at most `MAX_BLOB_BYTES`.
+    epoch, salt, and for each part of `PART_BYTES` ciphertext and tag: 60 bytes more than ``data`` for one part.
 
-    Source: AES-256-GCM. The key is derived from a fresh salt and used once. So the nonce can be constant, and the
-    number of blobs has no bound.
+    Source: AES-256-GCM. The key is derived from a fresh salt and used once. So the nonce can be the number of the part,
+    and the number of blobs has no bound. Each part is bound to the number of parts: no part can be left out.
     """
-    if len(data) > MAX_BLOB_BYTES:
-        raise ValueError(f"{len(data)} bytes in one blob, at most {MAX_BLOB_BYTES}")
     head = _BLOB_MAGIC + group.epoch.to_bytes(4, "little")
     salt = secrets.token_bytes(KEY_BYTES)
-    cipher = AESGCM(group.derive(purpose, salt))
-    return head + salt + cipher.encrypt(_NONCE, data, head + group.fingerprint + associated)
+    cipher, bound = AESGCM(group.derive(purpose, salt)), head + group.fingerprint + associated
+    parts = _parts(data, PART_BYTES, bound)
+    return b"".join((head, salt, *(cipher.encrypt(nonce, part, about) for nonce, part, about in parts)))
 
 
 def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes, sender: str = "peer") -> bytes:
@@ -203,14 +201,24 @@ def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes,
     damaged, or was sealed in another epoch, for another use or with another key.
     """
     start = len(_BLOB_MAGIC) + 4
-    if not blob.startswith(_BLOB_MAGIC) or not 0 <= len(blob) - start - KEY_BYTES - _TAG_BYTES <= MAX_BLOB_BYTES:
+    if not blob.startswith(_BLOB_MAGIC) or len(blob) < start + KEY_BYTES + _TAG_BYTES:
         raise ProtocolError(sender, "sealed blob", f"{len(blob)} bytes are no sealed blob")
-    head, salt, body = blob[:start], blob[start : start + KEY_BYTES], blob[start + KEY_BYTES :]
+    head, salt = blob[:start], blob[start : start + KEY_BYTES]
     epoch = int.from_bytes(head[len(_BLOB_MAGIC) :], "little")
     if epoch != group.epoch:
         raise ProtocolError(sender, "key epoch", f"sealed in epoch {epoch}, this is epoch {group.epoch}")
+    cipher, bound = AESGCM(group.derive(purpose, salt)), head + group.fingerprint + associated
+    parts = _parts(memoryview(blob)[start + KEY_BYTES :], PART_BYTES + _TAG_BYTES, bound)
     try:
-        return AESGCM(group.derive(purpose, salt)).decrypt(_NONCE, body, head + group.fingerprint + associated)
+        return b"".join(cipher.decrypt(nonce, part, about) for nonce, part, about in parts)
     except InvalidTag:
         detail = f"not a {purpose} of this group for this request, or damaged"
     raise ProtocolError(sender, "sealed blob", detail)
+
+
+def _parts(data: bytes | memoryview, size: int, bound: bytes) -> Iterator[tuple[bytes, memoryview, bytes]]:
+    """Yield nonce, bytes and associated bytes of each part of at most ``size`` bytes."""
+    count = max(-(-len(data) // size), 1)
+    about = bound if count == 1 else bound + count.to_bytes(8, "little")
+    for number in range(count):
+        yield number.to_bytes(_NONCE_BYTES, "little"), memoryview(data)[number * size : (number + 1) * size], about

@@ -57,6 +57,7 @@ _NAMES: Names = {
     "scale": "_scale",
     "since_scale": "_since_scale",
     "savepoint": "_savepoint",
+    "postponed": "_postponed",
     "announcements": "_announcements.here",
 }
 """Content of a checkpoint: data from silos, without the construction arguments."""
@@ -103,6 +104,8 @@ class EncryptedAggregator:
         self._calibration: Payload | None = None
         self._scale = self._since_scale = 0
         self._savepoint: int | None = None
+        # What is to follow a sum that waits for its seeds: True is a rollback, False a savepoint.
+        self._postponed: list[bool] = []
         self._made: dict[tuple[int, int, bytes], Payload] = {}
         self._announcements = Announcements()
         self._unmasking: tuple[Unmasking, LinkEntry, tuple[Member, ...]] | None = None
@@ -312,6 +315,7 @@ class EncryptedAggregator:
             self._pause()
         else:
             self._add(replace(entry, reveals=opening), members)
+        self._carry_out_postponed()
 
     def keep_best(self, version: int) -> None:
         """Do nothing: silos have the models."""
@@ -321,12 +325,26 @@ class EncryptedAggregator:
         return [f"commits that did not change the model, but count as rounds: {rounds}; {why}"] if rounds else []
 
     def savepoint(self) -> None:
+        if self.blocked:
+            self._postponed.append(False)
+            return
         self._savepoint = self._chain.newest
 
     def rollback(self) -> None:
+        if self.blocked:
+            self._postponed.append(True)
+            return
         self._chain.undo(self._savepoint or 0)
         self._savepoint = self._chain.newest
         self._renew()
+
+    def _carry_out_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        for is_rollback in postponed:
+            if is_rollback:
+                self.rollback()
+            else:
+                self.savepoint()
 
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)
@@ -374,4 +392,5 @@ class EncryptedAggregator:
         fill(self, _NAMES, state)
         if state["unmasking"]:
             self._pause()
+            self._carry_out_postponed()
         self._inbox.restore(state["inbox"], self._chain.newest)

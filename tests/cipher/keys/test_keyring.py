@@ -3,8 +3,9 @@
 import base64
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from fedsync.cipher.keys.authority import (
     open_authority,
     rotate,
 )
+from fedsync.cipher.keys.key_files import write_record
 from fedsync.cipher.keys.keyring import (
     GROUP_FILE,
     SILO_FILE,
@@ -32,6 +34,7 @@ from fedsync.cipher.keys.keyring import (
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_server_file, unwrap
 from fedsync.cipher.keys.material import Purpose, SiloKeys, open_blob, seal_blob
 from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.common.files import private_folder, write_atomically, write_private
 from tests.cipher.given_keys import Place, some_context
 
 
@@ -237,6 +240,34 @@ def test_emulated_keys_are_those_of_the_commands_and_are_used_again(tmp_path: Pa
     (keys.silos["a"] / GROUP_FILE).unlink()
     emulated_keys(["a", "b"], folder, 7, some_context)
     assert open_ring(keys.silos["a"]) == rings["a"]
+
+
+@pytest.mark.parametrize("written", range(6))
+def test_emulated_keys_are_made_although_a_process_was_killed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """It dies before one of its files: two pairs, the administrator's record, two bundles, the server's file."""
+    folder, left = tmp_path / "keys", [written]
+    new_authority(private_folder(folder) / "administrator", new_context=some_context)
+
+    def dying(write: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(*arguments: Any, **more: Any) -> None:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            write(*arguments, **more)
+
+        return wrapped
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        for module in ("keyring", "authority"):
+            patch.setattr(f"fedsync.cipher.keys.{module}.write_record", dying(write_record))
+        for name, write in (("write_private", write_private), ("write_atomically", write_atomically)):
+            patch.setattr(f"fedsync.cipher.keys.authority.{name}", dying(write))
+        emulated_keys(["a", "b"], folder, None, some_context)
+    keys = emulated_keys(["a", "b"], folder, None, some_context)
+    first, second = (open_ring(path) for path in keys.silos.values())
+    assert first.group == second.group and keys.server == ServerKeys.of(first.group)
 
 
 def test_a_seed_gives_the_same_pairs_but_never_the_same_group_secret() -> None:

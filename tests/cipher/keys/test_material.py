@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsync.cipher.keys import material
 from fedsync.cipher.keys.material import GroupKey, PublicKeys, Purpose, SiloKeys, is_signed, open_blob, seal_blob
 from fedsync.common.errors import ConfigError, ProtocolError
 from tests.cipher.given_keys import group_of
@@ -137,6 +138,22 @@ def test_every_flipped_bit_and_every_cut_is_refused() -> None:
     for wrong in (*flipped, *cut, blob + b"\0"):
         with pytest.raises(ProtocolError):
             open_blob(group, Purpose.SNAPSHOT, b"", wrong)
+
+
+def test_a_blob_beyond_one_call_of_the_library_has_parts_in_order_and_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The state of a silo with a model of 110 million values, and the moments of Adam, is longer than 2^31 bytes."""
+    monkeypatch.setattr(material, "PART_BYTES", 20)
+    group, data = group_of(A), bytes(range(50))
+    blob = seal_blob(group, Purpose.SNAPSHOT, b"version 4", data)
+    assert len(blob) == len(data) + 44 + 3 * 16
+    assert open_blob(group, Purpose.SNAPSHOT, b"version 4", blob) == data
+    head, first, second, third = blob[:44], blob[44:80], blob[80:116], blob[116:]
+    parts = [[first, second], [first], [second, third], [second, first, third], [first, second, second], [third]]
+    for wrong in (*parts, [first, second, third[:-1]], [first, second, third, b"\0"], []):
+        with pytest.raises(ProtocolError):
+            open_blob(group, Purpose.SNAPSHOT, b"version 4", head + b"".join(wrong))
 
 
 def test_a_blob_for_something_else_is_refused_with_the_reason() -> None:

@@ -1,5 +1,6 @@
 """Masks: the server and one silo together see no single update, and who is lost meanwhile costs nothing."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fedsync.cipher.masking.mask_round import (
     Survivors,
     read_question,
 )
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
 from fedsync.model.transfer import OtherVersion, Payload
@@ -197,3 +199,27 @@ def test_silos_of_another_run_have_other_masks_and_keys(tmp_path: Path) -> None:
     for nonsense in (b"", b"[]", b"{}", bytes(40)):
         with pytest.raises(ProtocolError):
             silo.answer(np.frombuffer(nonsense, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same server", "restarted server"])
+def test_a_rollback_right_behind_a_masked_sum_follows_the_sum(tmp_path: Path, restarted: bool) -> None:
+    """A barrier commits and goes back in one decision, while the sum still waits for its seeds."""
+    federation = Federation(plan("masked", quorum=4), tmp_path, FOUR)
+    federation.run_round(0)
+    federation.begin_all("abcd", 1)
+    before = federation.silos["a"].model.copy()
+    federation.commit(2, [federation.answer(name, change(ord(name))) for name in "abcd"])
+    federation.aggregator.savepoint()  # of version 2
+    if restarted:
+        saved = pickle.loads(pickle.dumps(federation.aggregator.state()))
+        federation.aggregator = EncryptedAggregator(federation.plan, federation.keys.server)
+        federation.aggregator.restore(saved)
+    federation.unmask()
+    kept = federation.begin("a", 2).copy()
+    assert np.array_equal(kept, before) == restarted, "nobody can open the sum of a server that is gone"
+    federation.begin_all("bcd", 2)
+    federation.commit(3, [federation.answer(name, change(9 + ord(name))) for name in "abcd"])
+    federation.aggregator.rollback()
+    federation.unmask()
+    for name in "abcd":
+        np.testing.assert_allclose(federation.begin(name, 4), kept, atol=1e-6)
