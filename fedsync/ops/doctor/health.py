@@ -68,7 +68,7 @@ def check_runs(state: Path, now: datetime) -> Check:
         remedy = f"See {state / 'logs'}; `fedsync server stop DIR` ends a run, which can be resumed"
         return Check(name, False, "; ".join(bad), remedy)
     for folder, why in _table(keeper, "failed").items():
-        remedy = f"See {folder}/run.log; `fedsync server run --resume {folder}` goes on with it"
+        remedy = f"See {folder}/run.log; `fedsync server run --resume {folder} --server server.yaml` resumes it"
         return Check(name, False, f"the last run failed: {folder}: {why}", remedy)
     return Check(name, True, f"{len(runs)} not over; looked at {keeper.get('looked')}")
 
