@@ -340,7 +340,9 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
     """
     done = _flwr("run", str(bundle), connection, environment=environment)
     if done.returncode != 0:
-        raise RunError(f"flwr run failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
+        told = " ".join(re.sub(r"[\u2500-\u257f]", " ", done.stdout + done.stderr).split())
+        remedy = "`fedsync doctor --server server.yaml` shows whether the server works; if not, start it"
+        raise RunError(f"the server did not accept the run: {told or f'status {done.returncode}'}. {remedy}")
     found = _RUN.search(done.stdout)
     return found.group(1) if found else ""
 
