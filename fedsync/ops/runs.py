@@ -197,7 +197,14 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         (folder / PID_FILE).unlink(missing_ok=True)
         (folder / ERROR_FILE).unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
-        hand_over(config, folder, {**record.settings, "resume": resume})
+        here = _paths_here(record.settings, folder)
+        hand_over(config, folder, {**here, "keys": config.keys or "", "resume": resume})
+
+
+def _paths_here(settings: Mapping[str, str | float], folder: Path) -> dict[str, str | float]:
+    """Return the settings with the present paths of a run's folder, which may have been moved since its start."""
+    paths = {"strategy": folder / _STRATEGY, "silos": folder / _SILOS, "out": folder, "control": folder}
+    return {**settings, **{key: str(path) for key, path in paths.items() if settings.get(key)}}
 
 
 def _check_idle(folder: Path, *, died: bool) -> None:
