@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsync.common.errors import ConfigError
+from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.files import read_input
 from fedsync.observe.terminal import say
 
@@ -24,6 +24,11 @@ Descriptor = Annotated[
 Ask = Annotated[bool, typer.Option("--passphrase", help="Put the keys under a passphrase, which is asked for.")]
 AdminFolder = Annotated[Path, typer.Argument(help="The administrator's folder; keep it offline.")]
 SiloFolder = Annotated[Path, typer.Option("--dir", help="The silo's folder for its keys.")]
+
+_ANOTHER_BUNDLE = (
+    "Ask the administrator for the newest bundle of this silo. If the silo has made new keys, first send the "
+    "administrator the line of `fedsync keys silo`"
+)
 
 _MAX_FILE_BYTES = 4 * 2**20
 _MAX_PASSPHRASE_BYTES = 4096
@@ -125,7 +130,10 @@ def accept(
     from fedsync.cipher.keys import keyring
 
     pin = None if admin is None else _public_key(admin)
-    group = keyring.accept(folder, keyring.read_bundle(bundle), pin)
+    try:
+        group = keyring.accept(folder, keyring.read_bundle(bundle), pin)
+    except ProtocolError as error:
+        raise ConfigError(str(bundle), error.detail, _ANOTHER_BUNDLE) from None
     say(f"epoch {group.epoch}, group {group.fingerprint.hex()}, silos: {', '.join(group.members)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from fedsync.common.foreign import SHOWN
@@ -29,6 +30,10 @@ class QuietFile(logging.handlers.RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignore the error: there is no other place to log it."""
+
+    def close(self) -> None:
+        with suppress(OSError):  # the disk is full, and the last lines are lost
+            super().close()
 
 
 def log_with_times() -> None:

@@ -69,11 +69,15 @@ def is_cut_off(folder: Path) -> bool:
 
 
 def way_on(runtime: str, folder: Path) -> str:
+    """Return the command that resumes a run without a regular end, after the recorded reason of its end."""
     match runtime:
         case "local":
             return f"`fedsync run --resume {folder}` resumes it"
         case "deployment":
-            return f"`fedsync server start` goes on with one that died, `fedsync server run --resume {folder}` with any"
+            why, command = why_failed(folder), f"`fedsync server run --resume {folder} --server server.yaml`"
+            if why is None:
+                return f"`fedsync server start` resumes it by itself, {command} at once"
+            return f"{why.removesuffix('.')}. {command} resumes it"
     return "Run it again"
 
 
@@ -83,7 +87,7 @@ def why_deaf(folder: Path) -> ConfigError:
     if summary.get("stopped_by"):
         return ConfigError(str(folder), f"this run is over: {summary['stopped_by']}", "It cannot be changed any more")
     if runtime and runtime != "virtual" and (summary or is_cut_off(folder)):
-        return ConfigError(str(folder), "this run was cut off: its server process has gone", way_on(runtime, folder))
+        return ConfigError(str(folder), "the server process of this run has ended", way_on(runtime, folder))
     remedy = "Name the folder of a run's files, while its server process lives; virtual runs cannot be steered"
     return ConfigError(str(folder), "no run is at work here", remedy)
 

@@ -24,9 +24,9 @@ PATIENCE_S = 120.0
 """Time without success before a warning [s]; the attempts continue."""
 
 REGISTERED_FILE = "registered.json"
-"""File in a server's state folder: `DONE` or the problem, by silo, from any process that registers silos."""
+"""File in a server's state folder: `DONE`, `REVOKED` or the problem, by silo, from any process that registers silos."""
 
-DONE = "registered"
+DONE, REVOKED = "registered", "revoked"
 
 
 @dataclass(slots=True)
@@ -87,11 +87,10 @@ def read_registered(state: Path) -> dict[str, str]:
     return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
 
-def note_registered(state: Path, told: Mapping[str, str | None]) -> None:
-    """Record the status of silos in `REGISTERED_FILE`; None removes a revoked silo."""
+def note_registered(state: Path, told: Mapping[str, str]) -> None:
+    """Record the status of silos in `REGISTERED_FILE`."""
     with taken(state / f"{REGISTERED_FILE}.lock", inf):
-        known: dict[str, str | None] = {**read_registered(state), **told}
-        now = {name: text for name, text in known.items() if text is not None}
+        now = read_registered(state) | told
         try:
             write_atomically(state / REGISTERED_FILE, json.dumps(now, indent=2).encode(), OWNER_FILE)
         except ConfigError as error:  # the registration itself succeeded, despite the full disk

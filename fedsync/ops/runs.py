@@ -197,7 +197,14 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         (folder / PID_FILE).unlink(missing_ok=True)
         (folder / ERROR_FILE).unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
-        hand_over(config, folder, {**record.settings, "resume": resume})
+        here = _paths_here(record.settings, folder)
+        hand_over(config, folder, {**here, "keys": config.keys or "", "resume": resume})
+
+
+def _paths_here(settings: Mapping[str, str | float], folder: Path) -> dict[str, str | float]:
+    """Return the settings with the present paths of a run's folder, which may have been moved since its start."""
+    paths = {"strategy": folder / _STRATEGY, "silos": folder / _SILOS, "out": folder, "control": folder}
+    return {**settings, **{key: str(path) for key, path in paths.items() if settings.get(key)}}
 
 
 def _check_idle(folder: Path, *, died: bool) -> None:
@@ -340,7 +347,9 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
     """
     done = _flwr("run", str(bundle), connection, environment=environment)
     if done.returncode != 0:
-        raise RunError(f"flwr run failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
+        told = " ".join(re.sub(r"[\u2500-\u257f]", " ", done.stdout + done.stderr).split())
+        remedy = "`fedsync doctor --server server.yaml` shows whether the server works; if not, start it"
+        raise RunError(f"the server did not accept the run: {told or f'status {done.returncode}'}. {remedy}")
     found = _RUN.search(done.stdout)
     return found.group(1) if found else ""
 

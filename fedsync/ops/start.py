@@ -26,7 +26,14 @@ from fedsync.identity.certificates import Authority, ServerCertificate, check_se
 from fedsync.ops.audit_heads import HeadKeeper
 from fedsync.ops.owner_window import PresenceWatch
 from fedsync.ops.programs import CONNECTION, STRUCK_FILE, server_programs, silo_programs
-from fedsync.ops.registration_loop import DONE, REGISTERED_FILE, RegistrationLoop, note_registered, read_registered
+from fedsync.ops.registration_loop import (
+    DONE,
+    REGISTERED_FILE,
+    REVOKED,
+    RegistrationLoop,
+    note_registered,
+    read_registered,
+)
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
 from fedsync.ops.supervisor import alone_in, stop_on_signals, supervise
@@ -146,7 +153,8 @@ def revoke_silo(config: ServerStartConfig, name: str) -> None:
     _require_authority(config)
     _strike(Path(config.state), {name}, set())
     revoked = revoke_keys(name, Path(config.state), CONNECTION)
-    note_registered(Path(config.state), {name: None})
+    if revoked > 0 or name in read_registered(Path(config.state)):
+        note_registered(Path(config.state), {name: REVOKED})
     if revoked == 0:
         raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
 

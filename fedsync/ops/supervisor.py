@@ -44,7 +44,10 @@ FRESH_S = 30.0
 _LOOK_S = 0.25
 _TELL_S = 10.0
 _TIDY_S = 60.0
-_LAST_LINES, _LAST_CHARACTERS, _MOST_LINE = 4, 500, 2**16
+_KEPT_LINES, _LAST_LINES, _LAST_CHARACTERS, _MOST_LINE = 20, 4, 500, 2**16
+_INFORMS = "INFO"
+"""Beginning of lines of Flower and Uvicorn that name no problem; they also log their shutdown in such lines."""
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 RESTARTS = Backoff(1.0, 8.0)
@@ -77,7 +80,7 @@ class LoggedProcess:
         fork_server: Path | None = None,
     ) -> None:
         self._process, self._output = _started(program.command, {**environment, **program.environment}, fork_server)
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         handler = QuietFile(folder / f"{program.role}.log", limits.bytes, limits.keep, level=False)
         self._pump = threading.Thread(target=self._copy, args=(handler,), daemon=True)
         self._pump.start()
@@ -90,8 +93,11 @@ class LoggedProcess:
         return self._process.poll()
 
     def last_words(self) -> str:
+        """Return the last lines of the output: warnings and errors if there are any."""
         self._pump.join(timeout=1.0)
-        return " | ".join(self._last)[-_LAST_CHARACTERS:]
+        lines = list(self._last)
+        lines = [line for line in lines if not line.startswith(_INFORMS)] or lines
+        return " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
     def end(self) -> None:
         end_processes([self._process])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedsync.cipher.keys.keyring import open_group, open_silo
 from fedsync.commands.keys import app
-from fedsync.common.errors import ConfigError, FedSyncError, ProtocolError
+from fedsync.common.errors import ConfigError, FedSyncError
 from tests.commands.call import call
 
 
@@ -48,8 +48,10 @@ def test_keys_from_the_first_to_a_rotation(admin: Path, tmp_path: Path) -> None:
     assert list(rotated) == ["a"]
     done("accept", rotated["a"], "--dir", a)
     assert open_group(a).epoch == 2
-    assert "'epoch'" in str(failed("accept", bundles["a"], "--dir", a))
-    assert "'silo'" in str(failed("accept", rotated["a"], "--dir", b))
+    old, others = failed("accept", bundles["a"], "--dir", a), failed("accept", rotated["a"], "--dir", b)
+    assert isinstance(old, ConfigError) and old.place == bundles["a"] and "already has epoch 2" in old.problem
+    assert isinstance(others, ConfigError) and others.place == rotated["a"] and "is for 'a'" in others.problem
+    assert "Ask the administrator for the newest bundle" in old.remedy == others.remedy
 
 
 def test_no_command_prints_or_logs_a_secret(admin: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -85,7 +87,8 @@ def test_mistakes_are_named(admin: Path, tmp_path: Path) -> None:
     changed.write_text(line.replace('"a"', '"b"'))
     for given, called in ((changed, f"the line in {changed}"), (changed.read_text(), "the line of --silo")):
         error = failed("issue", admin, "--silo", given)
-        assert isinstance(error, ProtocolError) and str(error).startswith(f"{called} failed the check 'silo line'")
+        assert isinstance(error, ConfigError) and error.place == called
+        assert error.remedy == "Ask the silo for the line of `fedsync keys silo`, and copy it whole"
     bundle = done("issue", admin, "--silo", line).split(" ", 1)[1].strip()
     assert "is no public key" in str(failed("accept", bundle, "--dir", tmp_path / "a", "--admin", "abc"))
     assert "cannot be read" in str(failed("accept", tmp_path / "none", "--dir", tmp_path / "a"))

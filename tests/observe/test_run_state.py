@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedsync.common.errors import ConfigError
+from fedsync.common.run_claim import ERROR_FILE
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JOURNAL, JournalWriter
 from fedsync.core.operator.operator_commands import PauseRun
@@ -40,14 +41,25 @@ def test_a_run_that_has_ended_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("summary", [None, {"stopped_by": None}])
 @pytest.mark.parametrize(
     ("runtime", "command"),
-    [("local", "`fedsync run --resume {}`"), ("deployment", "`fedsync server run --resume {}`"), ("flower", "again")],
+    [
+        ("local", "`fedsync run --resume {}`"),
+        ("deployment", "`fedsync server run --resume {} --server server.yaml`"),
+        ("flower", "again"),
+    ],
 )
 def test_a_run_that_was_cut_off_says_how_it_goes_on(
     tmp_path: Path, summary: dict[str, Any] | None, runtime: str, command: str
 ) -> None:
     run_in(tmp_path, runtime, summary)
-    assert "cut off" in told(tmp_path).problem
+    assert told(tmp_path).problem == "the server process of this run has ended"
     assert command.format(tmp_path) in told(tmp_path).remedy
+
+
+def test_a_run_that_was_stopped_or_failed_gives_the_recorded_reason(tmp_path: Path) -> None:
+    run_in(tmp_path, "deployment", {"stopped_by": None})
+    (tmp_path / ERROR_FILE).write_text(json.dumps({"kind": "run", "message": "stopped by the operator"}))
+    command = f"`fedsync server run --resume {tmp_path} --server server.yaml`"
+    assert told(tmp_path).remedy == f"stopped by the operator. {command} resumes it"
 
 
 def test_a_virtual_run_and_one_that_has_not_begun_are_not_cut_off(tmp_path: Path) -> None:

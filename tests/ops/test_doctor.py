@@ -224,6 +224,7 @@ def test_what_the_keeper_says(tmp_path: Path) -> None:
 
     assert check(10).ok and "1 not over" in check(10).detail
     assert check(None, since_s=3).ok, "it has just started"
+    assert check(None, since_s=3).detail == "not checked yet since the server started"
     failed(check(601), "looked at", "Restart `fedsync server start`")
     failed(check(None), "looked at None", "Restart")
     failed(check(10, tries=6), "/r/a: its server process died, tried 6 times", "fedsync server stop")
@@ -258,7 +259,21 @@ def test_what_was_registered_since_the_last_health_file_counts(
     assert found().detail == "berlin, rome"
     monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 1)
     start.revoke_silo(config.model_copy(update={"silos": {"berlin": silos["berlin"]}}), "rome")
-    failed(found(), "rome: not registered", "")
+    failed(found(), "rome: revoked", "fedsync server register")
+
+
+def test_a_revoked_silo_is_not_shown_as_registered_by_a_server_that_registered_it_before(
+    certificates: Path, closed_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The health file is written by the server, which still remembers the silo."""
+    key = str(make_node_key("berlin", tmp_path / "k").public)
+    both = {"berlin": "registered", "rome": "registered"}
+    config = running_server(certificates, closed_port, tmp_path / "state", silos=both)
+    config = config.model_copy(update={"silos": {"berlin": key}})
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 1)
+    start.revoke_silo(config, "rome")
+    found = next(each for each in preflight.check_server(config, NOW) if each.name == "registration")
+    assert found.ok and found.detail == "berlin"
 
 
 def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_revocation_that_was_killed_leaves_the_silo_in_no_hub(
     monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 0)
     with pytest.raises(ConfigError, match="no key is registered under 'rome'"):
         start.revoke_silo(config, "rome")
-    assert read_registered(Path(config.state)) == {}
+    assert read_registered(Path(config.state)) == {"rome": "revoked"}
 
 
 def test_two_revocations_at_once_are_both_kept(config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch) -> None:

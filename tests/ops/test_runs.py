@@ -141,6 +141,21 @@ def test_a_run_that_died_goes_on_from_its_checkpoint(
     assert (first["out"], first["target-accuracy"]) == (str(folder), 0.9)
 
 
+def test_a_run_in_a_moved_folder_goes_on_there(config: ServerStartConfig, superlink: SuperLink, tmp_path: Path) -> None:
+    """The operator moves the server's folder, with the key file, while the server does not run."""
+    config = config.model_copy(update={"keys": str(tmp_path / "state" / "server.json")})
+    folder = submit_run(config, STRATEGY)
+    begin_and_die(folder)
+    (tmp_path / "state").rename(tmp_path / "moved")
+    here = tmp_path / "moved" / folder.relative_to(tmp_path / "state")
+    keys = str(tmp_path / "moved" / "server.json")
+    moved = config.model_copy(update={"state": str(tmp_path / "moved"), "keys": keys})
+    resume_run(moved, here, died=True)
+    found = superlink.runs[1]
+    assert (found["out"], found["control"], found["keys"]) == (str(here), str(here), keys)
+    assert Path(found["strategy"]).is_relative_to(here) and found["silos"] == ""
+
+
 @pytest.mark.parametrize("target", [None, 0.0, -2.5, 0.9])
 def test_a_target_arrives_at_the_server_s_process(
     target: float | None, config: ServerStartConfig, superlink: SuperLink

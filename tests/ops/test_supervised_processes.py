@@ -39,6 +39,15 @@ def test_a_log_rotates_and_is_kept_to_its_size(tmp_path: Path) -> None:
     assert all(0 < log.stat().st_size <= LIMITS.bytes for log in logs)
 
 
+def test_the_reason_of_an_end_is_the_error_before_the_messages_of_the_shutdown(tmp_path: Path) -> None:
+    printed = ["INFO:     Started", "ERROR :     the server is away", *["INFO:     Shutting down"] * 5]
+    program = Program("failing", python(f"print('\\n'.join({printed!r}))"))
+    process = LoggedProcess(program, os.environ, tmp_path, LIMITS)
+    process._process.wait(timeout=60)
+    process._pump.join(timeout=60)
+    assert process.last_words() == "ERROR :     the server is away"
+
+
 def test_one_supervisor_a_folder(tmp_path: Path) -> None:
     with alone_in(tmp_path / "state"):
         assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700

@@ -20,7 +20,7 @@ from fedsync.cipher.keys.key_files import Epoch, Name, Record, Secret, SecretCon
 from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring, read_bundle
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_announcement, read_server_file, server_file, wrap
 from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, SiloKeys, hkdf, verification_key
-from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder, write_atomically, write_private
 
 ADMINISTRATOR_FILE = "administrator.key"
@@ -101,8 +101,7 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
 
     If bundles of this epoch were given out and a silo is new, the next epoch begins: each epoch has one list of
     members. ``lines`` are (name in error messages, output of `announce`). Raises `ConfigError` if the administrator's
-    file is missing or damaged, or no silo is pinned, and `ProtocolError` if a line is damaged, or contradicts a pinned
-    key.
+    file is missing or damaged, no silo is pinned, or a line is damaged or contradicts a pinned key.
     """
     record = _read(folder)
     members = dict(record.members)
@@ -155,14 +154,16 @@ def _pin(
     known = members.get(name)
     if known is not None:
         if known != public:
-            detail = f"{name!r} is pinned with other keys; `fedsync keys rotate --without {name}` drops those"
-            raise ProtocolError(source, "pinned key", detail)
+            remedy = f"If the silo has made new keys, drop the old ones first: `fedsync keys rotate --without {name}`"
+            raise ConfigError(source, f"{name!r} is pinned with other keys", remedy)
         return
     if revoked.keys() & {public.signing.hex(), public.exchange.hex()}:
-        raise ProtocolError(source, "revoked key", f"the keys of {name!r} were revoked; the silo needs fresh ones")
+        remedy = "The silo makes new keys in an empty folder: `fedsync keys silo`"
+        raise ConfigError(source, f"the keys of {name!r} were revoked", remedy)
     for other, member in members.items():
         if public.signing == member.signing or public.exchange == member.exchange:
-            raise ProtocolError(source, "shared key", f"{name!r} has a key that is already pinned for {other!r}")
+            remedy = "Each silo makes its own keys: `fedsync keys silo`"
+            raise ConfigError(source, f"{name!r} has a key that is already pinned for {other!r}", remedy)
     members[name] = public
 
 

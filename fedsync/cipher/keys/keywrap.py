@@ -94,22 +94,23 @@ def announce(keys: SiloKeys) -> str:
 
 
 def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
-    """Read name and public keys from a line of `announce`; raise `ProtocolError` if the line was changed.
+    """Read name and public keys from a line of `announce`; raise `ConfigError` if the line was changed.
 
     Only people can check whether the keys are that silo's.
     """
+    remedy = "Ask the silo for the line of `fedsync keys silo`, and copy it whole"
     if len(line) > MAX_LINE_BYTES:
-        raise ProtocolError(source, "silo line", f"{len(line)} bytes, at most {MAX_LINE_BYTES}")
+        raise ConfigError(source, f"{len(line)} bytes, at most {MAX_LINE_BYTES}", remedy)
     try:
         found = _SignedAnnouncement.read(line)
     except ValueError as error:
-        raise ProtocolError(source, "silo line", f"not what `fedsync keys silo` prints: {error}") from None
+        raise ConfigError(source, f"not what `fedsync keys silo` prints: {error}", remedy) from None
     public = PublicKeys(found.exchange, found.signing)
     if not public.usable:
-        raise ProtocolError(source, "silo line", f"{found.silo!r} has an invalid exchange key")
+        raise ConfigError(source, f"{found.silo!r} has an invalid exchange key", remedy)
     body = _Announcement(**found.model_dump(exclude={"proof"}))
     if not is_signed(public.signing, _LINE, body.canonical(), found.proof):
-        raise ProtocolError(source, "silo line", f"the line of {found.silo!r} was changed in transit")
+        raise ConfigError(source, f"the line of {found.silo!r} was changed in transit", remedy)
     return found.silo, public
 
 

@@ -11,7 +11,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.ops.audit_check import check_audit
 from fedsync.ops.audit_heads import takes_heads
 from fedsync.ops.doctor.machine_checks import Check, guarded
-from fedsync.ops.registration_loop import DONE, read_registered
+from fedsync.ops.registration_loop import DONE, REVOKED, read_registered
 from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE
 from fedsync.silo.owner.approvals import APPROVALS, Approvals
 from fedsync.silo.owner.refusals import last_refusals
@@ -45,7 +45,9 @@ def check_registration(state: Path, now: datetime, names: Iterable[str] = ()) ->
     health, name = _health(state), "registration"
     if health is None or not is_running(state, now):
         return Check(name, True, "not running")
-    silos = dict.fromkeys(names, "not registered") | _table(health, "silos") | read_registered(state)
+    listed = set(names)
+    silos = dict.fromkeys(listed, "not registered") | _table(health, "silos") | read_registered(state)
+    silos = {silo: text for silo, text in sorted(silos.items()) if text != REVOKED or silo in listed}
     problems = {silo: text for silo, text in silos.items() if text != DONE}
     if problems:
         told = "; ".join(f"{silo}: {text}" for silo, text in problems.items())
@@ -68,9 +70,11 @@ def check_runs(state: Path, now: datetime) -> Check:
         remedy = f"See {state / 'logs'}; `fedsync server stop DIR` ends a run, which can be resumed"
         return Check(name, False, "; ".join(bad), remedy)
     for folder, why in _table(keeper, "failed").items():
-        remedy = f"See {folder}/run.log; `fedsync server run --resume {folder}` goes on with it"
+        remedy = f"See {folder}/run.log; `fedsync server run --resume {folder} --server server.yaml` resumes it"
         return Check(name, False, f"the last run failed: {folder}: {why}", remedy)
-    return Check(name, True, f"{len(runs)} not over; looked at {keeper.get('looked')}")
+    if keeper.get("looked") is None:
+        return Check(name, True, "not checked yet since the server started")
+    return Check(name, True, f"{len(runs)} not over; looked at {keeper['looked']}")
 
 
 def check_refusals(state: Path) -> Iterator[Check]:

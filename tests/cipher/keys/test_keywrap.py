@@ -109,9 +109,9 @@ def test_a_silos_line_tells_its_public_keys() -> None:
     ],
 )
 def test_a_damaged_line_is_refused_and_says_whose(line: bytes, problem: str) -> None:
-    with pytest.raises(ProtocolError, match=problem) as caught:
+    with pytest.raises(ConfigError, match=problem) as caught:
         read_announcement(line, "a.json")
-    assert caught.value.sender == "a.json"
+    assert caught.value.place == "a.json"
 
 
 def test_the_servers_file_reads_back() -> None:
