@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from fedsync.common.errors import ConfigError
 
@@ -30,8 +30,9 @@ class CountsSteps(Protocol):
 def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     """Return the loader's batches with the batch size and the number of steps of the order in ``msg``.
 
-    A `DataLoader` gets the order's ``batch-size`` if its batches come from PyTorch's `BatchSampler`. Other iterables,
-    and loaders with their own batch sampler, must yield batches of this size themselves. The loop ends after
+    A `DataLoader` gets the order's ``batch-size`` if its batches come from PyTorch's `BatchSampler`: a batch at the end
+    of a pass is filled with samples of the next pass. Other iterables, and loaders with their own batch sampler, must
+    yield batches of this size themselves. The loop ends after
     ``max-steps``, at the deadline, or when the server halts the order; a shorter loader starts again. Steps are timed.
     Without an order in the message, as under strategies other than FedSync, the loader is returned unchanged.
 
@@ -72,13 +73,29 @@ def _of_size(loader: Iterable[T], size: int) -> Iterable[T] | None:
     own = loader.batch_sampler
     if not isinstance(own, BatchSampler) or type(own).__iter__ is not BatchSampler.__iter__:
         return None
-    if own.batch_size == size:
-        return loader
     sized = copy(loader)
     # A DataLoader forbids setting these. Its persistent workers, which belong to the old size, are not reused.
-    made = BatchSampler(own.sampler, size, own.drop_last)
+    made = BatchSampler(_Passes(own.sampler), size, own.drop_last)
     vars(sized).update(batch_size=size, batch_sampler=made, _iterator=None)
     return sized
+
+
+class _Passes(Sampler[int]):
+    """Samples of pass after pass over a loader's sampler, so that no batch at the end of a pass is smaller."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[int]:
+        empty = False
+        while not empty:
+            empty = True
+            for row in self._sampler:
+                empty = False
+                yield row
+
+    def __len__(self) -> int:
+        return len(self._sampler)
 
 
 class _OrderBatches(Generic[T]):

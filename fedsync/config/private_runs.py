@@ -47,6 +47,8 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
             isinstance(task, SurveyConfig) or (isinstance(task, CsvConfig) and task.statistics is not None)
         ),
         f"task.kind {task.kind!r} sends sums over rows and no gradients; choose another task": (task.additive),
+        f"score_noise has no effect: scores of task.kind {task.kind!r} may be no shares of samples, and are withheld; "
+        "leave it out": privacy.score_noise is not None and task.scores != "share",
         "evaluation.cross_site trains models without noise; leave it out": config.evaluation.cross_site is not None,
         f"local.workers {local.workers} is not supported; leave it out": local.workers > 0,
         "local.precision 'fp16' scales gradients by their size; write bf16 or fp32": local.precision == "fp16",

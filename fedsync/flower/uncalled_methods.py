@@ -80,8 +80,9 @@ class OwnLoop(Strategy):
         return config.with_policies({"on_round": Called.of(asked)})
 
     def _settings_of(self, grid: Grid, told: Mapping[str, Any], rate: float, server_round: int) -> dict[str, Any]:
-        """Return the entries that a subclass's `configure_train` changes in, or adds to, ``train_config`` and ``lr``.
-        Raises `ConfigError` if the method makes its own messages, or removes entries.
+        """Return the round's learning rate, which is ``lr``, and the entries that a subclass's `configure_train`
+        changes in, or adds to, ``train_config``. Raises `ConfigError` if the method makes its own messages, or removes
+        entries.
         """
         config = ConfigRecord({"lr": rate, **told})
         before = dict(config)
@@ -97,7 +98,9 @@ class OwnLoop(Strategy):
         if gone := before.keys() - made.config.keys():
             raise ConfigError(place, f"it takes {', '.join(sorted(gone))} away", "Set other values instead")
         changed: dict[str, Any] = {name: value for name, value in made.config.items() if before.get(name) != value}
-        return {"learning_rate": changed["lr"], **changed} if "lr" in changed else changed
+        lr = made.config["lr"]
+        # A rate equal to that of train_config is also set: a schedule may pass through it.
+        return {"learning_rate": lr, **changed} if "lr" in changed or isinstance(lr, float) else changed
 
     def _no_step(self, *arguments: Any, **named: Any) -> NoReturn:
         """Raise `FedSyncError`: FedSync's loop has no such step."""

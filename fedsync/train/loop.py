@@ -20,7 +20,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.batches import BatchCap, Batches, Sampler, batches_of
-from fedsync.train.check_task import FEW, check_data, check_task
+from fedsync.train.check_task import FEW, check_data, check_loss, check_task
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.machine import device as devices
 from fedsync.train.machine.device import Precision, resolve
@@ -207,9 +207,7 @@ class Trainer(LocalTrainer):
         batch = self._samples.take(rows)
         with self._precision.forward():
             loss = self._task.loss(self._model, batch)
-        if not loss.requires_grad:
-            remedy = "Return the loss as it was computed, without detach(), item() or torch.no_grad()"
-            raise ConfigError("task, loss", "it returned a loss without a gradient", remedy)
+        check_loss(loss)
         if share < 1.0:
             loss = loss * share
         self._precision.backward(loss)

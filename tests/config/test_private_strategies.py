@@ -21,6 +21,7 @@ AIMED = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0}"
         ("lb-bsp", [NOISY, "stop={rounds: 9, relative_change: 0.01}"], "training losses, which are withheld"),
         ("lb-bsp", [NOISY, "evaluation={best: {metric: loss}}"], "metrics other than accuracy are withheld"),
         ("lb-bsp", [NOISY, "evaluation={cross_site: {}}"], "models without noise"),
+        ("lb-bsp", [NOISY, "task={kind: custom, file: mine.py}"], "score_noise has no effect"),
         ("lb-bsp", [STEADY, "local.workers=2"], "local.workers 2"),
         ("lb-bsp", [STEADY, "task={kind: csv, files: [a.csv], target: ill}"], "scales a row by other rows"),
     ],

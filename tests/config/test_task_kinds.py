@@ -27,6 +27,16 @@ task:
   {task}
 """
 
+TWICE = """\
+from fedsync import Task
+from fedsync.tasks import metrics
+
+class Twice(Task):
+    def model(self): ...
+    def data(self, slot): ...
+    def metrics(self): return metrics.shipped("f1", 2), metrics.shipped("f1", 2)
+"""
+
 KINDS = kinds("task")
 PATHS = {
     "idx": "{kind: idx, folder: here}",
@@ -148,6 +158,13 @@ def test_every_kind_is_in_the_schema_and_the_docs() -> None:
         "gaussian-mixture",
         "factorisation",
     }
+
+
+def test_metrics_that_a_task_returns_in_error_are_not_left_out(tmp_path: Path) -> None:
+    """Training without the metrics would hide the error."""
+    (tmp_path / "twice.py").write_text(TWICE, encoding="utf-8")
+    with pytest.raises(ConfigError, match="two metrics are called f1"):
+        measuring(load(tmp_path, "{kind: custom, file: twice.py}"))
 
 
 def test_a_task_that_the_server_cannot_build_is_said_once_and_leaves_metrics_open(

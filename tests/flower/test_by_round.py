@@ -50,6 +50,21 @@ def test_a_subclass_configures_training_as_with_flowers_strategies(tmp_path: Pat
     assert rates(tmp_path) == {0: (0.4, '{"round": 1}'), 1: (0.2, '{"lr": 0.2, "round": 2}')}
 
 
+class Falling(FedSync):
+    """A schedule that passes through the rate of ``train_config``."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        config["lr"] = 0.2 / server_round
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def test_a_rate_that_equals_the_one_of_train_config_holds_too(tmp_path: Path) -> None:
+    Falling(quick(), out=tmp_path, timing=TIMING).start(DirectGrid(2), train_config=ConfigRecord({"lr": 0.1}))
+    assert rates(tmp_path) == {0: (0.2, '{"lr": 0.2}'), 1: (0.1, "")}
+
+
 def test_a_function_does_the_same(tmp_path: Path) -> None:
     FedSync(quick(), out=tmp_path, timing=TIMING, on_round=lambda n: {"learning_rate": 0.4 / n, "n": n}).start(
         DirectGrid(2)

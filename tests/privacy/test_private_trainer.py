@@ -347,6 +347,15 @@ def test_a_loss_that_is_no_mean_over_rows_is_refused(task: Task) -> None:
         trainer(task)
 
 
+def test_a_loss_that_is_no_tensor_is_refused_in_a_sentence() -> None:
+    class Floats(Line):
+        def loss(self, model: nn.Module, batch: Batch) -> Any:
+            return super().loss(model, batch).item()
+
+    with pytest.raises(ConfigError, match="task, loss: it returned a float in place of a tensor"):
+        trainer(Floats(), SETTINGS)
+
+
 class Counting(nn.Module):
     """A layer that keeps a sum of what it sees."""
 

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -204,13 +205,25 @@ def test_a_diverged_update_never_leaves_the_silo() -> None:
     assert caught.value.place == "local.learning_rate"
 
 
-def test_a_loss_without_a_gradient_is_refused_in_a_sentence() -> None:
-    class Detached(TwoClasses):
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        (lambda losses: losses.mean().detach(), "it returned a loss without a gradient"),
+        (lambda losses: losses.mean().item(), "it returned a float in place of a tensor"),
+        (lambda losses: None, "it returned a NoneType in place of a tensor"),
+        (lambda losses: losses, r"the loss has the shape \(8,\)\. Return a scalar: the mean over the batch"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_with_a_gradient_is_refused_in_a_sentence(
+    told: Callable[[torch.Tensor], Any], problem: str
+) -> None:
+    class Odd(TwoClasses):
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-            return super().loss(model, batch).detach()
+            inputs, labels = batch
+            return told(nn.functional.cross_entropy(model(inputs), labels, reduction="none"))  # type: ignore[no-any-return]
 
-    subject = Trainer(Detached(), slot(), LocalOptions(device="cpu"))
-    with pytest.raises(ConfigError, match=r"task, loss: it returned a loss without a gradient"):
+    subject = Trainer(Odd(), slot(), LocalOptions(device="cpu"))
+    with pytest.raises(ConfigError, match=f"task, loss: {problem}"):
         subject.run(order(), subject.initial_model(), Cursor())
 
 

@@ -177,14 +177,15 @@ class EvaluationConfig(Section):
         if self.metrics is not None and (self.classes is not None or not self.metrics):
             return self
         try:
-            told = Wanted.of(task.build().metrics())
+            metrics = task.build().metrics()
         except ConfigError as error:
             # The data are at another machine, or only silos know the model: metrics are then taken by name alone.
             if self.metrics is None:
                 if not task.own_loop:
                     logger.warning("%s Here the task cannot be built: %s", UNASKED, error)
                 return self
-            told = Wanted()
+            metrics = ()
+        told = Wanted.of(metrics)
         names = list(told.names) if self.metrics is None else self.metrics
         found = self.model_copy(update={"metrics": names, "classes": self.classes or told.classes})
         found.built(task)

@@ -120,9 +120,9 @@ def number(metric: AnyMetric, sums: Sums) -> float | None:
     try:
         with np.errstate(all="ignore"):
             found = metric.value(sums)
-    except (ArithmeticError, ValueError):  # one silo's odd sums must not end the whole run
+            return float(found) if found is not None and isfinite(found) else None
+    except Exception:  # one silo's odd sums must not end the whole run, whatever a user's formula raises
         return None
-    return float(found) if found is not None and isfinite(found) else None
 
 
 def ratio(above: Sums, below: Sums) -> Sums:
@@ -136,12 +136,15 @@ def mean_of_known(values: Sums) -> Sums:
 
 
 def statistics_of(metrics: Iterable[AnyMetric]) -> dict[str, Statistic]:
-    """Return the statistics of metrics, by key. Raises `ConfigError` if two metrics share a name, two different
-    statistics share a key, or a key is malformed.
+    """Return the statistics of metrics, by key. Raises `ConfigError` if an entry is no metric, two metrics share a
+    name, two different statistics share a key, or a key is malformed.
     """
     statistics: dict[str, Statistic] = {}
     names: set[str] = set()
     for metric in metrics:
+        if not isinstance(metric, Metric):
+            remedy = 'Return a tuple of metrics, such as (metrics.shipped("f1", 2),)'
+            raise ConfigError("task, metrics()", f"{metric!r} is no metric", remedy)
         statistic = metric.statistic
         if metric.name in names:
             raise ConfigError("evaluation.metrics", f"two metrics are called {metric.name}", "Leave one out")

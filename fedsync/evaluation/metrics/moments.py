@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import (
     ArrayMetric,
     Interval,
@@ -127,6 +128,20 @@ class OwnMetric(Metric[BlockSums]):
 
     def value(self, sums: Sums) -> float | None:
         return self.formula(self.statistic.totals(sums))
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the formula returns no number for sums of ones. It may fail in arithmetic, or return
+        None: other sums may define the metric.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                found = self.formula(np.ones(self.statistic.columns))
+                float(0.0 if found is None else found)
+        except (ArithmeticError, ValueError):
+            pass
+        except Exception as error:
+            problem = f"its formula fails on sums of ones: {type(error).__name__}: {error}"
+            raise ConfigError(self.name, problem, "Return a number from [samples, first sum, ...]") from error
 
 
 def own(

@@ -16,6 +16,7 @@ from fedsync.evaluation.metrics.moments import (
     R2,
     Concordance,
     Mean,
+    OwnMetric,
     PairCounts,
     Perplexity,
     Rmse,
@@ -111,8 +112,10 @@ class Wanted:
     @classmethod
     def of(cls, metrics: Iterable[AnyMetric]) -> Wanted:
         """Collect the names and the number of classes of a task's metrics. Raises `ConfigError` if a metric differs
-        from the shipped metric of its name, or the numbers of classes differ.
+        from the shipped metric of its name, the numbers of classes differ, or a user's own formula fails.
         """
+        if not isinstance(metrics, Iterable):
+            raise ConfigError("task, metrics()", f"it returned {metrics!r}", "Return a tuple of metrics")
         metrics = tuple(metrics)
         statistics_of(metrics)
         told = {each.classes for each in (metric.statistic for metric in metrics) if hasattr(each, "classes")}
@@ -121,6 +124,8 @@ class Wanted:
             if metric.name in NAMES and metric != shipped(metric.name, wanted.classes):
                 problem = f"{metric.name} is not the shipped metric of that name, of {wanted.classes} classes"
                 raise ConfigError("task, metrics()", problem, "Give it another name, or all of them the same classes")
+            if isinstance(metric, OwnMetric):
+                metric.check()
         return wanted
 
 

@@ -246,6 +246,7 @@ class Measuring:
         self._statistics = statistics_of(metrics)
         self._measures = {metric.statistic.key: measure_of(metric) for metric in metrics}
         self._device = device
+        self._needs_tensors = not all(isinstance(metric, OwnMetric) for metric in metrics)
 
     def __bool__(self) -> bool:
         return bool(self._measures)
@@ -266,6 +267,10 @@ class Measuring:
         return outputs.clone(), targets.clone(), rows, each
 
     def summed(self, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool) -> Summed:
+        for name, part in (("outputs", outputs), ("targets", targets)):
+            if self._needs_tensors and not isinstance(part, Tensor):
+                problem = f"the {name} are a {type(part).__name__}, and the metrics need a tensor"
+                raise ConfigError("Task.predict", problem, "Return tensors, such as logits and labels")
         sums = {key: measure(outputs, targets, rows) for key, measure in self._measures.items()}
         if isinstance(outputs, Tensor):  # a user's own metric looks for NaN in other outputs itself
             broken = outputs.isnan().any()

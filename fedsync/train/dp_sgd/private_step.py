@@ -32,6 +32,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.batches import Batches
+from fedsync.train.check_task import check_loss
 from fedsync.train.options import LocalOptions
 
 _KEY, _NONCE = 32, 16
@@ -214,7 +215,9 @@ def check_rows(task: Task, model: nn.Module, samples: Batches, parameters: Seque
         alone = [_gradients(task.loss(model, each), parameters) for each in single]
         wrapped = GradSampleModule(model, strict=True)
         try:
-            task.loss(wrapped, samples.take(rows)).backward()  # type: ignore[no-untyped-call]
+            loss = task.loss(wrapped, samples.take(rows))
+            check_loss(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
             together = [gradients_of(each, len(rows)) for each in parameters]
         finally:
             wrapped.to_standard_module()
@@ -235,6 +238,7 @@ def check_alone(together: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -
 
 
 def _gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    check_loss(loss)
     found = torch.autograd.grad(loss, list(parameters), allow_unused=True)
     return [torch.zeros_like(each) if one is None else one for each, one in zip(parameters, found, strict=True)]
 

@@ -1,6 +1,6 @@
 """What torch sums is what NumPy sums of the same samples, however they are batched."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -292,6 +292,9 @@ def test_a_task_may_predict_what_is_no_tensor_where_it_measures_it_itself() -> N
         def metrics(self) -> tuple[AnyMetric, ...]:
             return (own("ones", 1, lambda _, targets: targets["label"][:, None], lambda sums: sums[1] / sums[0]),)
 
+    shipped_too = trainer(Parts(), options=LocalOptions(device="cpu", measured=Wanted(("ones", "f1"), 2)))
+    with pytest.raises(ConfigError, match=r"Task\.predict: the outputs are a dict, and the metrics need a tensor"):
+        shipped_too.evaluate(shipped_too.initial_model())
     subject = trainer(Parts(), options=LocalOptions(device="cpu", measured=Wanted(("ones",))))
     labels = TwoClasses().data(slot()).test.tensors[1]  # type: ignore[attr-defined]
     sums = np.array(subject.evaluate(subject.initial_model(), split=Split.TEST).sums["ones/16"])
@@ -360,3 +363,31 @@ def test_names_that_are_not_known_are_refused() -> None:
     for odd in ((own("f1", 1, len, sum),), (shipped("f1", 3), shipped("auroc", 2))):
         with pytest.raises(ConfigError):
             Wanted.of(odd)
+
+
+def _with_formula(formula: Callable[[Sums], Any]) -> AnyMetric:
+    return own("mine", 1, lambda outputs, _: outputs[:, :1], formula)
+
+
+@pytest.mark.parametrize("formula", [lambda sums: sums["x"], lambda sums: sums, lambda sums: "many", len])
+def test_a_formula_of_ones_own_never_ends_a_run(formula: Callable[[Sums], Any]) -> None:
+    """It runs at the server, for the sums of each silo and of all."""
+    found = number(_with_formula(formula), np.ones(32))
+    assert found == (2.0 if formula is len else None)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "problem"),
+    [
+        ((_with_formula(lambda sums: sums["x"]),), "mine: its formula fails on sums of ones: IndexError"),
+        ((_with_formula(lambda sums: sums),), "mine: its formula fails on sums of ones: TypeError"),
+        (("f1", "auroc"), r"task, metrics\(\): 'f1' is no metric\. Return a tuple"),
+        ({"f1": shipped("f1", 2)}, r"task, metrics\(\): 'f1' is no metric"),
+        (None, r"task, metrics\(\): it returned None"),
+    ],
+)
+def test_metrics_that_cannot_be_computed_are_named(metrics: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Wanted.of(metrics)
+    undefined = _with_formula(lambda sums: 1 / (sums[0] - sums[1]))
+    assert Wanted.of((undefined,)).names == ("mine",)
