@@ -92,10 +92,6 @@ class Browser:
         shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def pdf(self, path: Path) -> None:
-        """Write the page as it would be printed."""
-        path.write_bytes(base64.b64decode(self.ask("Page.printToPDF", preferCSSPageSize=True)["data"]))
-
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its answer; events that come before it are dropped.
 

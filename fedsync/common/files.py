@@ -74,7 +74,7 @@ def write_pieces(
 def written_atomically(path: Path, mode: int | None = None, *, settle: bool = True) -> Iterator[BinaryIO]:
     """As `write_atomically`, but the caller writes into the yielded file; an error leaves the old content."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with writing(path):
         unfinished.unlink(missing_ok=True)
         descriptor = os.open(
             unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode
@@ -92,9 +92,15 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
             unfinished.unlink(missing_ok=True)
         if settle:
             _sync(path.parent)
+
+
+@contextlib.contextmanager
+def writing(place: Path, remedy: str = "Check the folder, its permissions and the disk") -> Iterator[None]:
+    """Turn an `OSError` inside into a `ConfigError`: ``place`` cannot be written."""
+    try:
+        yield
     except OSError as error:
-        problem = f"cannot be written: {error.strerror}"
-        raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from error
+        raise ConfigError(str(place), f"cannot be written: {error.strerror or error}", remedy) from error
 
 
 def check_result(path: Path, place: str) -> None:
@@ -233,12 +239,9 @@ def settle_file(path: Path) -> None:
     """Wait until a file and its name are on disk, where they survive a crash of the machine. Raises `ConfigError` if
     the disk does not accept the file.
     """
-    try:
+    with writing(path):
         _sync(path)
         _sync(path.parent)
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror}"
-        raise ConfigError(str(path), problem, "Check the folder, its permissions and the disk") from error
 
 
 def _sync(path: Path) -> None:

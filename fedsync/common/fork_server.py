@@ -37,7 +37,7 @@ from pathlib import Path
 
 import psutil
 
-from fedsync.common.processes import INTERPRETER
+from fedsync.common.processes import INTERPRETER, start_apart
 
 FORK_SERVER = "FEDSYNC_FORK_SERVER"
 """Environment variable: socket of the fork server for resident trainers, if there is a fork server."""
@@ -130,15 +130,8 @@ def start_fork_server(
         path.chmod(0o600)
         listener.listen(_WAITING)
         # This process closes its listener, so that requests fail at once after the server is gone.
-        return subprocess.Popen(
-            [*INTERPRETER, "fedsync.common.fork_server", str(listener.fileno()), *modules, _ROOM],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**environment, **_LIBRARIES},
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-        )
+        command = [*INTERPRETER, "fedsync.common.fork_server", str(listener.fileno()), *modules, _ROOM]
+        return start_apart(command, output, {**environment, **_LIBRARIES}, [listener.fileno()])
 
 
 class _Forks(socketserver.ForkingMixIn, socketserver.UnixStreamServer):

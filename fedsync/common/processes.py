@@ -7,12 +7,13 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import psutil
 
@@ -45,6 +46,19 @@ class Child(Protocol):
 
     def wait(self) -> int:
         """Wait for the end of the process; return its exit code."""
+
+
+def start_apart(
+    command: Sequence[str],
+    output: int | IO[bytes],
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, without input, with all its output in ``output``."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        env=environment, pass_fds=pass_fds, start_new_session=True,
+    )  # fmt: skip
 
 
 def free_ports(count: int) -> list[int]:

@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import private_folder
+from fedsync.common.files import private_folder, writing
 
 SPAN_BYTES = 2**20
 
@@ -211,20 +211,15 @@ class ArrayKeeper:
 
 
 def _in_file(folder: Path, parts: Iterable[bytes | memoryview], kind: np.dtype[Any]) -> NDArray[Any]:
-    unfinished: Path | None = None
-    try:
+    with writing(folder):
         descriptor, name = tempfile.mkstemp(dir=private_folder(folder))
-        unfinished = Path(name)
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(parts)
-        mapped, unfinished = map_file(unfinished, kind, remove=True), None
-        return mapped
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror}"
-        raise ConfigError(str(folder), problem, "Check the folder, its permissions and the disk") from error
-    finally:
-        if unfinished is not None:
-            unfinished.unlink(missing_ok=True)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(parts)
+            return map_file(Path(name), kind, remove=True)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def _still(array: NDArray[Any]) -> NDArray[Any]:

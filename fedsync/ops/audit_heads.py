@@ -47,7 +47,7 @@ ROTATED = "rotated"
 """Kind of a line that records a new node key."""
 
 _CONTEXT, _ROTATION = b"fedsync audit head 1\0", b"fedsync node key rotation 1\0"
-_MOST_BYTES = 2**14
+_MOST_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,6 @@ def _bytes(text: str) -> bytes:
 
 
 _NEXT = "next"
-_MOST_BYTES = 2**16
 
 
 def rotate_node_key(config: SiloStartConfig) -> NodeKey:

@@ -35,12 +35,13 @@ class RegistrationLoop:
 
     Each attempt reads the key files again, so an operator can correct them while the server runs.
 
-    ``register``: registers some silos; raises `RunError` or `OSError` if the SuperLink does not answer.
+    ``register`` registers some silos; it raises `RunError` or `OSError` if the SuperLink does not answer. ``told`` is
+    the status of each silo.
     """
 
     silos: Sequence[str]
     register: Callable[[Sequence[str]], Registered]
-    _told: dict[str, str] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
 
     def watch(self, stop: threading.Event) -> None:
         if not self.silos:
@@ -51,28 +52,25 @@ class RegistrationLoop:
             attempts += 1
             if waited_s >= PATIENCE_S and not warned:
                 warned = True
-                missing = {name: text for name, text in self._told.items() if text != DONE}
+                missing = {name: text for name, text in self.told.items() if text != DONE}
                 logger.warning("not registered after %.0f s, and tried again every minute: %s", waited_s, missing)
 
-    def status(self) -> dict[str, str]:
-        return self._told
-
     def attempt(self) -> bool:
-        missing = [name for name in self.silos if self._told.get(name) != DONE]
+        missing = [name for name in self.silos if self.told.get(name) != DONE]
         try:
             found = self.register(missing)
         except (RunError, OSError) as error:
-            self._told = self._told | dict.fromkeys(missing, f"the SuperLink does not answer: {error}")
+            self.told = self.told | dict.fromkeys(missing, f"the SuperLink does not answer: {error}")
             return False
         except Exception as error:  # the thread must survive, or silos would stay unregistered
             logger.exception("silos could not be registered")
-            self._told = self._told | dict.fromkeys(missing, f"{type(error).__name__}: {error}")
+            self.told = self.told | dict.fromkeys(missing, f"{type(error).__name__}: {error}")
             return False
         for name, problem in found.problems.items():
-            if self._told.get(name) != str(problem):
+            if self.told.get(name) != str(problem):
                 logger.warning("%s is not registered: %s", name, problem)
         tell_what_else(found)
-        self._told = self._told | {name: str(found.problems.get(name, DONE)) for name in missing}
+        self.told = self.told | {name: str(found.problems.get(name, DONE)) for name in missing}
         done = [name for name in missing if name not in found.problems]
         if done:
             logger.info("silos registered: %s", ", ".join(done))

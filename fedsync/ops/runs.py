@@ -27,7 +27,7 @@ import yaml
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
-from fedsync.common.files import private_folder, write_atomically
+from fedsync.common.files import private_folder, write_atomically, writing
 from fedsync.common.locks import PATIENCE_S, held, taken
 from fedsync.common.run_claim import RUN_FILE as RUN_FILE
 from fedsync.common.run_claim import Existing, claim
@@ -127,7 +127,7 @@ def submit_run(
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
     existing = Existing.NUMBER if out is None else Existing.OVERWRITE if overwrite else Existing.REFUSE
-    with _writing(folder):
+    with writing(folder):
         mine = claim(folder, existing)
     folder = mine.path
     with _changing(folder):
@@ -285,21 +285,11 @@ def change_settings(folder: Path, settings: Mapping[str, str | float]) -> None:
 
 @contextmanager
 def _changing(folder: Path, wait_s: float = PATIENCE_S) -> Iterator[None]:
-    with _writing(folder), taken(folder / CHANGE_LOCK, wait_s) as alone:
+    with writing(folder), taken(folder / CHANGE_LOCK, wait_s) as alone:
         if not alone:
             problem = "the run is being resumed or stopped by somebody else, perhaps by `fedsync server start`"
             raise BusyError(str(folder), problem, "Try again in a minute")
         yield
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn file system errors into a `ConfigError` with folder and remedy."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "Check the folder, its permissions and the disk"
-        raise ConfigError(str(folder), f"cannot be written: {error.strerror or error}", remedy) from error
 
 
 def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str | float]) -> None:

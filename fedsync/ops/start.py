@@ -87,7 +87,7 @@ def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
     The silos of its file are registered once the SuperLink listens. Dead runs are resumed. The health file has the
-    state of both, `RunWatchdog.status` and `RegistrationLoop.status`. Raises `ConfigError` if state folder,
+    state of both, `RunWatchdog.status` and `RegistrationLoop.told`. Raises `ConfigError` if state folder,
     certificates or port are unusable, or another supervisor uses the folder.
     """
     state = Path(config.state)
@@ -116,7 +116,7 @@ def start_server(config: ServerStartConfig) -> None:
             config.logs,
             {"listens": f"{config.host}:{config.port}"},
             stop,
-            tell=lambda: {"silos": registrar.status() | read_registered(state), "keeper": keeper.status()},
+            tell=lambda: {"silos": registrar.told | read_registered(state), "keeper": keeper.status()},
         )
 
 

@@ -12,7 +12,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
@@ -32,7 +31,7 @@ from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.fork_server import fork
 from fedsync.common.locks import taken
 from fedsync.common.log_times import QuietFile
-from fedsync.common.processes import Child, end_processes
+from fedsync.common.processes import Child, end_processes, start_apart
 from fedsync.config.silo_start import LogsConfig
 
 logger = foreign.logger(__name__)
@@ -123,14 +122,7 @@ def _started(command: Sequence[str], environment: Mapping[str, str], server: Pat
     try:
         child: Child | None = None if server is None else fork(server, command, environment, writing)
         if child is None:
-            child = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+            child = start_apart(command, writing, environment)
     except OSError:
         output.close()
         raise

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from fedsync.common.backoff import wait_until
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import held
@@ -97,12 +98,8 @@ def end_process(folder: Path) -> None:
 
 def ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False) -> bool:
     """Wait until the server process has ended or ``enough``; return whether the process has ended."""
-    end_s = time.monotonic() + wait_s
-    while held(folder / RUN_LOCK):
-        if enough() or time.monotonic() >= end_s:
-            return False
-        time.sleep(_PAUSE_S)
-    return True
+    wait_until(lambda: not held(folder / RUN_LOCK) or enough(), wait_s, _PAUSE_S)
+    return not held(folder / RUN_LOCK)
 
 
 HUB = "FEDSYNC_HUB"

@@ -7,11 +7,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -21,18 +17,15 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import Start
-from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.core.orders import WorkReport
 from fedsync.flower.process_environment import flower_environment
-from fedsync.identity.certificates import make_authority, make_server_certificate
-from fedsync.identity.node_keys import make_node_key
 from fedsync.model.transfer import Payload
 from fedsync.ops.programs import CONNECTION
 from fedsync.ops.runs import connect, submit
 from fedsync.silo.protocol import Describe, Request, Train, read_reply, write_request
-from tests.attacks.adversary import FEATURES, Federation, Heard, Victim
+from tests.attacks.adversary import FEATURES, Federation, Heard, Victim, _issued
 from tests.attacks.forgery import (
     STRANGE,
     add,
@@ -45,8 +38,7 @@ from tests.attacks.forgery import (
     true_key,
 )
 from tests.attacks.test_server_and_silo import FRIEND, MASKED, agreement, isolated, upload
-
-WAIT_S = 120.0
+from tests.e2e.deployed import deployed, wait_for, write_files
 
 _PROJECT = """\
 [project]
@@ -107,38 +99,6 @@ class RealFederation(Federation):
         return made
 
 
-def fedsync(*arguments: str, cwd: Path, out: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "fedsync", *arguments]
-    with (cwd / out).open("wb") as file:
-        return subprocess.Popen(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-
-
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
-
-
-def _files(folder: Path, names: list[str]) -> ServerStartConfig:
-    """All that a server and silos are started with."""
-    make_server_certificate(make_authority(folder / "certs"), ["localhost"], folder / "certs")
-    (port,) = free_ports(1)
-    nodes = {}
-    for index, name in enumerate(names):
-        make_node_key(name, folder / name)
-        nodes[name] = f"{name}/{name}.node.pub"
-        (folder / f"{name}.yaml").write_text(
-            f"{{name: {name}, server: 'localhost:{port}', authority: certs/ca.crt, node_key: {name}/{name}.node, "
-            f"state: s{index}, keys: keys/{name}, data: [../data], index: {index}}}"
-        )
-    silos = json.dumps(nodes)
-    (folder / "server.yaml").write_text(
-        f"{{host: 127.0.0.1, port: {port}, certificates: certs, state: server, silos: {silos}}}"
-    )
-    return ServerStartConfig.load(folder / "server.yaml")
-
-
 def _submit(config: ServerStartConfig, folder: Path) -> Connection:
     """Hand in the lying app, and wait for it to call."""
     bundle, socket = folder / "app", str(folder / "line")
@@ -160,30 +120,20 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         each.chmod(0o700)
     made = RealFederation.__new__(RealFederation)
     names = [f"silo-{letter}" for letter in "abc"]
-    config = _files(folder, names) if not (root / "data").mkdir() else None
-    assert config is not None
-    started = [fedsync("server", "start", "--server", "server.yaml", cwd=folder, out="server.out")]
-    try:
+    (root / "data").mkdir()
+    issued = _issued(tuple(names), root)
+    for name in names:
+        shutil.copytree(issued.silos[name], folder / "keys" / name)
+    write_files(folder, names, own=lambda name: f"keys: keys/{name}, data: [../data],")
+    with deployed(folder, names):
         wait_for(lambda: b"registered" in (folder / "server.out").read_bytes(), "the server did not come up")
-        from tests.attacks.adversary import _issued
-
-        issued = _issued(tuple(names), root)
-        for name in names:
-            shutil.copytree(issued.silos[name], folder / "keys" / name)
-        started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=folder, out=f"{name}.out") for name in names]
-        made.line = _submit(config, folder)
+        made.line = _submit(ServerStartConfig.load(folder / "server.yaml"), folder)
         made.line.send(names)
         assert made.line.recv() == names
         made.__init__(root, folder)  # type: ignore[misc]
         made.round()
         yield made
         made.line.send(None)
-    finally:
-        for process in reversed(started):
-            process.send_signal(signal.SIGTERM)
-        for process in started:
-            process.wait(timeout=60)
-        end_processes(started)
 
 
 @pytest.mark.full

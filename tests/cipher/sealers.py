@@ -12,7 +12,6 @@ from fedsync.cipher.suites.bfv import new_context
 from fedsync.cipher.suites.suite import FORMS, NO_DIGEST, Adder, Member, Sealer, Words, check_words
 
 KINDS = tuple(FORMS)
-NOT_USED = Member("nobody/0", 0, bytes(16), NO_DIGEST)
 
 
 @cache

@@ -4,7 +4,6 @@ One federation and one run for all of it. Who may come to a hub at all is in `te
 """
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,18 +14,15 @@ import psutil
 import pytest
 
 from fedsync import replay
-from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import SiloLost, UpdateArrived, WorkFailed
-from fedsync.identity.certificates import make_authority, make_server_certificate
-from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.runs import stop_run, submit_run
 from fedsync.server.run_folder import Phase, phase
 from fedsync.silo.protocol import IDENTITY, STATE_FOLDER
 from fedsync.silo.session.liveness import probe
-from tests.e2e.deployed import SMALL, fedsync, wait_for
+from tests.e2e.deployed import SMALL, deployed, wait_for, write_files
 
 SILOS = ("berlin", "paris")
 LONG = [SMALL, "local={steps: 2000, batch_size: 32, threads: 1}", "stop.rounds=100000", "min_silos=2"]
@@ -99,22 +95,8 @@ class Deployment:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("h")
-    make_server_certificate(make_authority(folder / "certs"), ["localhost"], folder / "certs")
-    (port,) = free_ports(1)
-    keys = {name: make_node_key(name, folder / "nodes") for name in SILOS}
-    known = ", ".join(f"{name}: {key.public}" for name, key in keys.items())
-    (folder / "server.yaml").write_text(
-        f"{{host: 127.0.0.1, port: {port}, certificates: certs, state: server, silos: {{{known}}}}}"
-    )
-    for index, (name, key) in enumerate(keys.items()):
-        (folder / f"{name}.yaml").write_text(
-            f"{{name: {name}, server: 'localhost:{port}', authority: certs/ca.crt, node_key: {key.private}, "
-            f"state: {name}, index: {index}}}"
-        )
-    started = [fedsync("server", "start", "--server", "server.yaml", cwd=folder)]
-    started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=folder) for name in SILOS]
-    family: list[psutil.Process] = []
-    try:
+    write_files(folder, SILOS)
+    with deployed(folder, SILOS):
         wait_for(lambda: b"registered" in (folder / "server.out").read_bytes(), "the server did not come up")
         config = ServerStartConfig.load(folder / "server.yaml")
         out = submit_run(config, StrategyConfig.load("fedavg", LONG), folder / "out")
@@ -123,13 +105,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
         stop_run(out)
         wait_for(lambda: phase(out) is Phase.OVER, "the run did not end")
-        family = [child for each in started for child in psutil.Process(each.pid).children(recursive=True)]
-        for process in started:
-            process.send_signal(signal.SIGTERM)
-        assert [process.wait(timeout=60) for process in started] == [0] * len(started)
-    finally:
-        end_processes(started)
-    assert len(family) >= 8 and not psutil.wait_procs(family, timeout=10)[1], "nothing is left"
 
 
 @pytest.mark.full

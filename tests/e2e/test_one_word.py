@@ -2,19 +2,17 @@
 
 import base64
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.ops.runs import submit_run
 from fedsync.server.run_folder import Phase, phase, read_error
 from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import LOG, STATE_FOLDER, Refusal
-from tests.e2e.deployed import fedsync, wait_for
+from tests.e2e.deployed import deployed, wait_for, write_files
 
 MARKER = "Patient-4711-positive"
 TASK = """\
@@ -47,33 +45,18 @@ def test_what_a_real_silo_s_task_raises_is_nowhere_at_the_server(tmp_path_factor
     (folder / "data").mkdir()
     (folder / "data" / "task.py").write_text(TASK)
     (folder / "data" / "patients.csv").write_text(MARKER)
-    (port,) = free_ports(1)
-    (folder / "server.yaml").write_text(f"{{host: 127.0.0.1, port: {port}, insecure: true, state: server}}")
-    (folder / "silo.yaml").write_text(
-        f"{{name: berlin, server: 'localhost:{port}', insecure: true, state: b, data: [data], "
-        "code_files: [data/task.py]}"
-    )
-    started = [
-        fedsync("server", "start", "--server", "server.yaml", cwd=folder),
-        fedsync("silo", "start", "--silo", "silo.yaml", cwd=folder),
-    ]
-    try:
+    write_files(folder, ["berlin"], own=lambda _: "data: [data], code_files: [data/task.py],")
+    with deployed(folder, ["berlin"]):
         quick = [f"task={{kind: custom, file: {folder / 'data' / 'task.py'}}}", "local.steps=1", "min_silos=1"]
-        wait_for(lambda: (folder / "server" / "superlink.db").exists(), "the server did not come up")
         config = ServerStartConfig.load(folder / "server.yaml")
         out = submit_run(config, StrategyConfig.load("fedavg", quick), folder / "out")
         wait_for(lambda: phase(out) is Phase.OVER, "the run did not fail")
         journal = (out / "journal.jsonl").read_text()
-        assert "berlin answers INTERNAL" in journal and "INTERNAL" in str(read_error(out))
-        note = last_refusals(folder / "b" / STATE_FOLDER)[-1]
-        assert note.code is Refusal.INTERNAL and MARKER in note.reason and note.times >= 3
-        (log,) = (folder / "b" / STATE_FOLDER).glob(f"*/{LOG}")
+        assert "berlin answers CODE" in journal and "CODE" in str(read_error(out))
+        note = last_refusals(folder / "berlin" / STATE_FOLDER)[-1]
+        assert note.code is Refusal.CODE and MARKER in note.reason
+        (log,) = (folder / "berlin" / STATE_FOLDER).glob(f"*/{LOG}")
         assert holds_marker(log), "with its stack"
-        for process in started:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
-    finally:
-        end_processes(started)
     files = [file for place in ("server", "out") for file in (folder / place).rglob("*") if file.is_file()]
     files.append(folder / "server.out")
     assert {"superlink.db", "superlink.log", "journal.jsonl"} <= {file.name for file in files}

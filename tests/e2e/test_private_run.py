@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from typer.testing import CliRunner
 
 from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cli import app
-from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.ops.runs import stop_run, submit_run
 from fedsync.privacy.accounting import epsilon, shown
 from fedsync.privacy.release import Release
 from fedsync.server.run_folder import Phase, phase
-from tests.e2e.deployed import fedsync, wait_for
+from tests.e2e.deployed import deployed, wait_for, write_files
 
 SILOS = ("berlin", "paris", "rome")
 MOST, ENDLESS = 100.0, 100_000
@@ -41,23 +39,22 @@ STRATEGY = [
 
 def files(folder: Path) -> None:
     """Write the server's file and the owners' files. Berlin's budget lacks the last order of a second run."""
-    (port,) = free_ports(1)
     keys = emulated_keys(SILOS, folder / "keys")
-    (folder / "server.yaml").write_text(
-        f"{{host: 127.0.0.1, port: {port}, insecure: true, state: server, keys: {keys.server_file}}}"
-    )
     for index, name in enumerate(SILOS):
         drawn = np.random.default_rng(index).normal(size=(TRAIN + 5, 2))
         rows = [f"{x:.3f},{y:.3f},{int(x + y > 0)}" for x, y in drawn]
         data = folder / f"{name}-data" / "patients.csv"
         data.parent.mkdir()
         data.write_text("\n".join(["x,y,ill", *rows]) + "\n")
+
+    def own(name: str) -> str:
         most = epsilon({EACH: 2 * RUN - STEPS}, DELTA) if name == "berlin" else MOST
-        (folder / f"{name}.yaml").write_text(
-            f"{{name: {name}, server: 'localhost:{port}', insecure: true, state: {name}, keys: {keys.silos[name]}, "
-            f"data: {{patients: {data}}}, limits: {{batch_size: 1, samples: 1}}, "
-            f"privacy: {{patients: {{epsilon: {most}, delta: {DELTA}, examples: {TRAIN}}}}}}}"
+        return (
+            f"keys: {keys.silos[name]}, data: {{patients: {name}-data/patients.csv}}, limits: {{batch_size: 1, "
+            f"samples: 1}}, privacy: {{patients: {{epsilon: {most}, delta: {DELTA}, examples: {TRAIN}}}}},"
         )
+
+    write_files(folder, SILOS, f"keys: {keys.server_file},", own)
 
 
 def begin(folder: Path, name: str, rounds: int, silos: int) -> Path:
@@ -94,10 +91,7 @@ def cost(steps: int) -> tuple[int, str]:
 @pytest.mark.full
 def test_budgets_add_up_over_runs_and_a_run_ends_without_the_silo_that_has_nothing_left(tmp_path: Path) -> None:
     files(tmp_path)
-    started = [fedsync("server", "start", "--server", "server.yaml", cwd=tmp_path)]
-    started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=tmp_path) for name in SILOS]
-    try:
-        wait_for(lambda: (tmp_path / "server" / "superlink.db").exists(), "the server did not come up")
+    with deployed(tmp_path, SILOS):
         first = summary_of(begin(tmp_path, "first", ROUNDS, silos=3))
         assert first["rounds"] == ROUNDS and not first["notes"], first["notes"]
         for name in SILOS:
@@ -114,8 +108,3 @@ def test_budgets_add_up_over_runs_and_a_run_ends_without_the_silo_that_has_nothi
             (before, more, together), left = spent(tmp_path, name)
             assert before == cost(RUN) and more == cost(more[0]) and together == cost(RUN + more[0])
             assert more[0] >= STEPS and 0 < float(left) < MOST
-        for process in started:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
-    finally:
-        end_processes(started)

@@ -4,7 +4,6 @@ twice."""
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pytest
 
 from fedsync import replay
 from fedsync.cipher.keys.authority import emulated_keys
-from fedsync.common.processes import end_processes, free_ports
+from fedsync.common.processes import free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
@@ -23,7 +22,7 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.runs import RUNS, stop_run, submit_run
 from fedsync.server.run_folder import PID_FILE, Phase, phase
-from tests.e2e.deployed import fedsync, wait_for
+from tests.e2e.deployed import deployed, wait_for
 
 DIGITS = "task={kind: digits}"
 CLEAR = ["local={steps: 1, batch_size: 8, threads: 1}", "stop.rounds=100000"]
@@ -95,12 +94,7 @@ class Federation:
 def _running(folder: Path, regions: Mapping[str, str], alone: str, overrides: list[str]) -> Iterator[Federation]:
     _files(folder, regions, alone, sealed=any("cipher" in each for each in overrides))
     everyone = sorted([*"".join(regions.values()), *alone])
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for name in ("server", *regions):
-            started.append(fedsync("server", "start", "--server", f"{name}.yaml", cwd=folder))
-        for silo in everyone:
-            started.append(fedsync("silo", "start", "--silo", f"{silo}.yaml", cwd=folder))
+    with deployed(folder, everyone, ("server", *regions)):
         for name in regions:
             app = folder / name / RUNS / RELAY_RUN / PID_FILE
             wait_for(app.exists, "the relay's app did not come up", 300.0)
@@ -110,11 +104,6 @@ def _running(folder: Path, regions: Mapping[str, str], alone: str, overrides: li
         yield Federation(folder, out, everyone)
         stop_run(out)
         wait_for(lambda: phase(out) is Phase.OVER, "the run did not end", 120.0)
-        for process in started:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
-    finally:
-        end_processes(started)
     ids = [update for entry in replay(out / "journal.jsonl") for action in entry.actions if isinstance(action, Commit)
            for update in action.weights]  # fmt: skip
     assert len(ids) == len(set(ids)), "an update counted twice"

@@ -46,11 +46,11 @@ def test_a_superlink_that_starts_is_tried_until_it_answers() -> None:
     told = []
     for _ in range(2):
         registrar.attempt()
-        told.append(registrar.status()["berlin"])
+        told.append(registrar.told["berlin"])
     assert told == ["the SuperLink does not answer: refused", "the SuperLink does not answer: starting"]
     registrar.watch(stop)
     assert stop.pauses == [0.5]
-    assert registrar.status() == {"berlin": "registered", "paris": "registered"}
+    assert registrar.told == {"berlin": "registered", "paris": "registered"}
 
 
 def test_those_that_are_registered_are_not_asked_for_again() -> None:
@@ -59,7 +59,7 @@ def test_those_that_are_registered_are_not_asked_for_again() -> None:
     registrar = RegistrationLoop(["berlin", "paris", "rome"], answers)
     registrar.watch(Stop(2))
     assert answers.asked == [["berlin", "paris", "rome"], ["berlin", "rome"]]
-    assert registrar.status() == {"berlin": str(bad), "paris": "registered", "rome": "registered"}
+    assert registrar.told == {"berlin": str(bad), "paris": "registered", "rome": "registered"}
 
 
 def test_pauses_grow_and_a_warning_comes_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
 from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, Survivors, mask_context, read_question
 from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
-from fedsync.common.files import private_folder, read_private, write_private
+from fedsync.common.files import private_folder, read_private, write_private, writing
 from fedsync.common.locks import taken
 from fedsync.core.orders import WorkOrder
 from fedsync.model.transfer import Payload
@@ -91,11 +91,8 @@ class MaskLog:
             return
         path = private_folder(self._file.parent) / _LOCK
         with ExitStack() as stack:
-            try:
+            with writing(path, "Give the silo write access to its key folder, which masks need"):
                 stack.enter_context(taken(path, inf))
-            except OSError as error:
-                remedy = "Give the silo write access to its key folder, which masks need"
-                raise ConfigError(str(path), f"cannot be written: {error.strerror}", remedy) from None
             yield self._file
 
 

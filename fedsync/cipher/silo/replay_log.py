@@ -39,7 +39,7 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import OWNER_FILE, private_folder, read_private, write_atomically, write_private
+from fedsync.common.files import OWNER_FILE, private_folder, read_private, write_atomically, write_private, writing
 from fedsync.common.locks import taken
 from fedsync.core.orders import Split, Subject, WorkOrder
 
@@ -97,7 +97,7 @@ class ChainLog:
         self._lock = None if ring.folder is None else ring.folder / _LOCK
         self._epoch, self._run = ring.group.epoch, run
         self._memory: _Entries | None = None
-        with _locked(self._folder, self._lock):
+        with _locked(self._lock):
             self._tidy()
 
     @property
@@ -114,7 +114,7 @@ class ChainLog:
 
     def enter(self, known: Mapping[int, bytes]) -> None:
         """Log the newest of the ``known`` D by version; the log is on disk when this returns."""
-        with _locked(self._folder, self._lock):
+        with _locked(self._lock):
             entries = self._read() or _Entries((self._name,), {})
             if entries.names[-1] != self._name:
                 self._check_new(entries)
@@ -183,16 +183,12 @@ class ChainLog:
 
 
 @contextmanager
-def _locked(place: Path | None, lock: Path | None) -> Iterator[None]:
+def _locked(lock: Path | None) -> Iterator[None]:
     if lock is None:
         yield
         return
-    try:
-        with taken(lock, inf):
-            yield
-    except OSError as error:
-        remedy = "Give the silo write access to its key folder, which encrypted runs need"
-        raise ConfigError(str(place), f"cannot be written: {error.strerror}", remedy) from error
+    with writing(lock, "Give the silo write access to its key folder, which encrypted runs need"), taken(lock, inf):
+        yield
 
 
 @dataclass(slots=True)
@@ -234,7 +230,7 @@ class Asked:
 
         A repeated order is admitted again, because it finds the same. ``model`` is the digest of the evaluated model.
         """
-        with _locked(self.file, None if self.file is None else self.file.parent / _ASKED_LOCK):
+        with _locked(None if self.file is None else self.file.parent / _ASKED_LOCK):
             self._read()
             found = model, order.update_id
             if order.split is Split.VALIDATION:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
-from importlib.metadata import version
 from pathlib import Path
 from typing import ParamSpec
 
@@ -19,6 +18,7 @@ from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, can_own
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.identity.certificates import Authority, read_certificate
 from fedsync.identity.node_keys import node_key_fingerprint
+from fedsync.ops.supervisor import versions
 from fedsync.silo.owner.lockout import Lockout
 
 Arguments = ParamSpec("Arguments")
@@ -61,7 +61,7 @@ def guarded(name: str) -> Callable[[Callable[Arguments, Check]], Callable[Argume
 
 
 def check_versions() -> Check:
-    found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
+    found = ", ".join(f"{name} {version}" for name, version in versions().items())
     return Check("versions", True, f"Python {platform.python_version()}, {found}")
 
 

@@ -27,7 +27,7 @@ from typing import Any, Self
 from fedsync.common.errors import ProtocolError, RunError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
-from fedsync.common.processes import INTERPRETER, OWNER
+from fedsync.common.processes import INTERPRETER, OWNER, start_apart
 from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.session.trainer_folder import AGENT
@@ -204,13 +204,7 @@ def stop_agent(state: Path) -> None:
 def _start(folder: Path) -> subprocess.Popen[bytes]:
     with (folder / LOG).open("ab") as output:
         try:
-            return subprocess.Popen(
-                [*INTERPRETER, MODULE, str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            return start_apart([*INTERPRETER, MODULE, str(folder)], output)
         except OSError as error:
             raise RunError(f"no agent can be started in {folder}: {error.strerror}") from error
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from fedsync.common import codec
 from fedsync.common.codec import MAX_WHOLE
 from fedsync.common.errors import ConfigError, LimitReached, OwnerRefusal
-from fedsync.common.files import private_folder, read_private, remove_unfinished, write_private
+from fedsync.common.files import private_folder, read_private, remove_unfinished, write_private, writing
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.named_code import CONFIRMED
 from fedsync.common.sandbox.path_sandbox import ALLOWED
@@ -260,12 +260,8 @@ class Approvals:
     @contextmanager
     def _held(self) -> Iterator[None]:
         lock = private_folder(self._folder) / _LOCK
-        try:
-            with taken(lock, inf):
-                yield
-        except OSError as error:
-            problem = f"cannot be written: {error.strerror}"
-            raise ConfigError(str(lock), problem, "Check the folder and the disk") from error
+        with writing(lock, "Check the folder and the disk"), taken(lock, inf):
+            yield
 
 
 def _now() -> str:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from fedsync.common import codec, foreign
 from fedsync.common.errors import ConfigError, SiloLocked
-from fedsync.common.files import read_private, write_private
+from fedsync.common.files import read_private, write_private, writing
 from fedsync.common.locks import taken
 
 if TYPE_CHECKING:
@@ -131,12 +131,8 @@ class Lockout:
             yield None
             return
         path = self._folder / lock
-        try:
+        with writing(path, "Give the silo write access to its key folder, which encrypted runs need"):
             path.touch()
-        except OSError as error:
-            problem = f"cannot be written: {error.strerror}"
-            remedy = "Give the silo write access to its key folder, which encrypted runs need"
-            raise ConfigError(str(path), problem, remedy) from error
         with taken(path, inf):
             yield self._folder
 

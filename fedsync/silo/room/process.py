@@ -156,8 +156,6 @@ class TrainingProcess:
         with self._asking:
             self._revive()
             told, beside = self._exchange(asked, parts, most, watch)
-        if isinstance(told, messages.RoomFailure):
-            raise_failure(told)
         if not isinstance(told, kind):
             self.end()
             raise RunError(f"the training process answers {type(told).__name__} to {type(asked).__name__}")
@@ -172,12 +170,15 @@ class TrainingProcess:
     ) -> tuple[RoomReply, list[Part]]:
         try:
             self._started.channel.send(asked, *parts)
-            return self._answer(self._started.channel, most, watch, asked)
+            told, beside = self._answer(self._started.channel, most, watch, asked)
         except (EOFError, OSError) as error:
             raise self._gone(error) from error
         except BaseException:
             self.end()
             raise
+        if isinstance(told, messages.RoomFailure):
+            raise_failure(told)
+        return told, beside
 
     def _answer(
         self, channel: RoomChannel, most: Sequence[int], watch: Watch | None, asked: RoomRequest
@@ -215,16 +216,11 @@ class TrainingProcess:
             problem = "model or data have changed since the run began here"
             raise ConfigError("task", problem, "Restore them, or begin another run")
         if self._private is not None:
-            told, _ = self._exchange(messages.MakePrivate(self._private))
-            if isinstance(told, messages.RoomFailure):
-                raise_failure(told)
+            self._exchange(messages.MakePrivate(self._private))
 
     def _build(self) -> messages.TrainerBuilt:
-        told, _ = self._exchange(self._set_up)
         try:
-            if isinstance(told, messages.RoomFailure):
-                raise_failure(told)
-            return messages.checked_trainer(told)
+            return messages.checked_trainer(self._exchange(self._set_up)[0])
         except BaseException:
             self.end()
             raise

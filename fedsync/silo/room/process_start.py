@@ -25,7 +25,7 @@ from fedsync.common import foreign
 from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FILE, remove_tree
-from fedsync.common.processes import INTERPRETER
+from fedsync.common.processes import INTERPRETER, start_apart
 from fedsync.common.sandbox.confinement import emptied
 from fedsync.common.sandbox.named_code import CONFIRMED
 from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
@@ -59,15 +59,8 @@ class StartedProcess:
         fence.check_names()
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [*INTERPRETER, _PROGRAM, str(theirs.fileno())],
-                env=_environment(home),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            command = [*INTERPRETER, _PROGRAM, str(theirs.fileno())]
+            self._process = start_apart(command, subprocess.PIPE, _environment(home), (theirs.fileno(),))
         ours.sendall(json.dumps([str(home), [str(each) for each in fence.ways()]]).encode() + b"\n")
         self.channel = RoomChannel(ours, RoomRequest, RoomReply, trusted=False)
         assert self._process.stdout is not None

@@ -31,6 +31,7 @@ from typing import Any, Self
 import psutil
 
 from fedsync.common import foreign
+from fedsync.common.backoff import wait_until
 from fedsync.common.errors import Hanging
 from fedsync.silo.protocol import SOCKET, Ping, TrainerState
 from fedsync.silo.session.trainer_folder import tenant
@@ -97,13 +98,8 @@ def end(folder: Path, pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
         if pid > 0:
             psutil.Process(pid).kill()
-    end_s = time.monotonic() + _END_S
     # Its id may be a zombie's while its threads still end; the lock is free once all threads have ended.
-    while tenant(folder) == pid:
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.02)
-    return True
+    return wait_until(lambda: tenant(folder) != pid, _END_S, 0.02)
 
 
 class LivenessWatch:

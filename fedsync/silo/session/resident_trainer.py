@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from fedsync.common.backoff import wait_until
 from fedsync.common.errors import LimitReached
 from fedsync.common.files import remove_unfinished
 from fedsync.common.log_times import TimedFormatter
@@ -210,9 +211,7 @@ class _Server:
 
     def _give_up(self) -> NoReturn:
         """End because of a hung thread, once waiting clients have their error; new clients find no socket."""
-        end_s = time.monotonic() + _FAILED_S
-        while self._asking and time.monotonic() < end_s:
-            time.sleep(0.05)
+        wait_until(lambda: not self._asking, _FAILED_S, 0.05)
         os._exit(1)
 
     @property

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -19,11 +18,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
 
+from fedsync.common.backoff import wait_until
 from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import ConfigError, LimitReached, RunError
 from fedsync.common.fork_server import FORK_SERVER, fork
 from fedsync.common.locks import taken
-from fedsync.common.processes import INTERPRETER, Child, tail
+from fedsync.common.processes import INTERPRETER, Child, start_apart, tail
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.transfer import Payload
 from fedsync.silo import protocol
@@ -88,10 +88,6 @@ class TrainerClient:
         self._folder = trainer_folder(identity)
         self._socket = self._folder / SOCKET
 
-    @property
-    def alive(self) -> bool:
-        return tenant(self._folder) is not None
-
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
         """Send a request, and wait for the reply, perhaps `Refused`, as long as the trainer lives; payloads are uint8.
 
@@ -146,15 +142,8 @@ class TrainerClient:
                 if app_folder.get():
                     variables[APP] = app_folder.get()
                 forked = fork(Path(server), command, variables, output.fileno()) if server else None
-                process = forked or subprocess.Popen(
-                    command,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                self._await_tenant(process)
+                process = forked or start_apart(command, output, variables)
+                wait_until(lambda: tenant(self._folder) is not None or process.poll() is not None, _LISTEN_S, _PAUSE_S)
                 return process
         except OSError as error:
             problem = f"no trainer can be started here: {error.strerror}"
@@ -168,11 +157,6 @@ class TrainerClient:
         os.utime(self._folder / IDENTITY)
         with (self._folder / LOG).open("ab") as output:
             yield output
-
-    def _await_tenant(self, process: Child) -> None:
-        end_s = time.monotonic() + _LISTEN_S
-        while tenant(self._folder) is None and process.poll() is None and time.monotonic() < end_s:
-            time.sleep(_PAUSE_S)
 
     def _tail(self) -> str:
         try:

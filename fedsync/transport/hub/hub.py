@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedsync.common.backoff import wait_until
 from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.common.files import private_folder
 from fedsync.model.transfer import Payload
@@ -105,9 +106,7 @@ class Hub:
             for silo in self._sessions.silos:
                 self._sessions.wake(silo)
         if self._server is not None and self._thread is not None:
-            end_s = time.monotonic() + _TELL_S
-            while over and self.peers().keys() - self._door.told and time.monotonic() < end_s:
-                time.sleep(0.02)
+            wait_until(lambda: not (over and self.peers().keys() - self._door.told), _TELL_S, 0.02)
             self._server.should_exit = True
             self._thread.join(_CLOSE_S)
             self._server.force_exit = True
