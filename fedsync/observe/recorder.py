@@ -202,7 +202,7 @@ def _writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         problem = f"{out}: the run's files cannot be written: {error.strerror}"
-        raise RunError(f"{problem}. Free disk space, and run it again") from error
+        raise RunError(f"{problem}. Free disk space, and resume the run with --resume, or start it again") from error
 
 
 def add_to_summary(out: Path, files: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:

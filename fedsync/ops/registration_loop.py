@@ -88,7 +88,7 @@ def read_registered(state: Path) -> dict[str, str]:
 def note_registered(state: Path, told: Mapping[str, str]) -> None:
     """Record the status of silos in `REGISTERED_FILE`."""
     with taken(state / f"{REGISTERED_FILE}.lock", inf):
-        now = read_registered(state) | told
+        now = {**read_registered(state), **told}
         try:
             write_atomically(state / REGISTERED_FILE, json.dumps(now, indent=2).encode(), OWNER_FILE)
         except ConfigError as error:  # the registration itself succeeded, despite the full disk

@@ -22,7 +22,7 @@ from fedsync.common.backoff import Backoff
 from fedsync.common.errors import FedSyncError, RunError
 from fedsync.common.locks import held
 from fedsync.observe.run_state import RUN_LOG, why_failed
-from fedsync.ops.runs import RUN_FILE, RUNS, STOPPED, BusyError
+from fedsync.ops.runs import RUN_FILE, RUNS, STOPPED, STRATEGY_FILE, BusyError
 from fedsync.server.checkpoints import FOLDER as CHECKPOINTS
 from fedsync.server.checkpoints import newest_version
 from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
@@ -188,7 +188,7 @@ class RunWatchdog:
                 "reason": care.reason,
             }
         # A single assignment at the end, because another thread reads `_told`.
-        newest = max(self._cares, key=_submitted_s, default=None)
+        newest = max(self._cares, key=_started_s, default=None)
         failed = None if newest is None else self._cares[newest].failed
         over = {} if failed is None else {"failed": {str(newest): failed}}
         self._told = {"looked": now.isoformat(timespec="seconds"), "runs": runs, **over}
@@ -202,9 +202,11 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _submitted_s(folder: Path) -> float:
+def _started_s(folder: Path) -> float:
+    """Return the time of a run's start; each resumption writes `RUN_FILE` again, but not the strategy."""
+    strategy = folder / STRATEGY_FILE
     try:
-        return (folder / RUN_FILE).stat().st_mtime
+        return (strategy if strategy.exists() else folder / RUN_FILE).stat().st_mtime  # a relay's run has no strategy
     except FileNotFoundError:
         return 0.0
 

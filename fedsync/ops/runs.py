@@ -63,7 +63,7 @@ CHANGE_LOCK = "change.lock"
 
 STOPPED = "stopped by the operator"
 
-_STRATEGY, _SILOS = "strategy.yaml", "silos.yaml"
+STRATEGY_FILE, _SILOS = "strategy.yaml", "silos.yaml"
 _LEAVE_S = 30.0
 _STOP_WAIT_S = 300.0
 _FLWR_S = 120.0
@@ -158,11 +158,11 @@ def prepare_run(
     regions: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str | float]:
     """Write strategy and silo file of a run; returns the settings of `fedsync.flower.server_app`."""
-    (folder / _STRATEGY).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
+    (folder / STRATEGY_FILE).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
     if cluster is not None:
         (folder / _SILOS).write_text(yaml.safe_dump(cluster.model_dump(mode="json")), encoding="utf-8")
     return {
-        "strategy": str(folder / _STRATEGY),
+        "strategy": str(folder / STRATEGY_FILE),
         "silos": "" if cluster is None else str(folder / _SILOS),
         "overrides": "",
         "out": str(out),
@@ -203,7 +203,7 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
 
 def _paths_here(settings: Mapping[str, str | float], folder: Path) -> dict[str, str | float]:
     """Return the settings with the present paths of a run's folder, which may have been moved since its start."""
-    paths = {"strategy": folder / _STRATEGY, "silos": folder / _SILOS, "out": folder, "control": folder}
+    paths = {"strategy": folder / STRATEGY_FILE, "silos": folder / _SILOS, "out": folder, "control": folder}
     return {**settings, **{key: str(path) for key, path in paths.items() if settings.get(key)}}
 
 

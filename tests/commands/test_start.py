@@ -49,7 +49,7 @@ def test_a_run_is_begun_or_resumed(arguments: list[str], tmp_path: Path) -> None
 def test_a_server_that_does_not_run_takes_nothing(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     (tmp_path / "server.yaml").write_text(f"{{insecure: true, host: 127.0.0.1, port: {port}, state: s}}")
-    with pytest.raises(RunError, match="did not accept the run: .*`fedsync doctor --server server.yaml`"):
+    with pytest.raises(RunError, match=r"did not accept the run: .*`fedsync doctor --server server.yaml`"):
         call("server", "run", "fedavg", "--server", tmp_path / "server.yaml")
 
 

@@ -372,5 +372,5 @@ def test_a_run_is_an_app_with_its_settings(flwr: Callable[[str], Path], tmp_path
     assert runs.submit(folder, "here", {"FLWR_HOME": "/h"}) == "1234567890"
     assert noted.read_text() == f"/h run {folder} here\n"
     flwr("echo the SuperLink is away; exit 3")
-    with pytest.raises(RunError, match="did not accept the run: the SuperLink is away. `fedsync doctor"):
+    with pytest.raises(RunError, match=r"did not accept the run: the SuperLink is away. `fedsync doctor"):
         runs.submit(folder, "here", {})

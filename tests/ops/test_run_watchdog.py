@@ -18,7 +18,7 @@ from fedsync.common.backoff import Backoff
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.ops import run_watchdog as module
 from fedsync.ops.run_watchdog import LEAST_ROOM, LINGERS_S, RunWatchdog
-from fedsync.ops.runs import STOPPED, BusyError
+from fedsync.ops.runs import STOPPED, STRATEGY_FILE, BusyError
 from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -237,6 +237,18 @@ def test_a_run_that_failed_is_told_of_and_one_that_was_stopped_is_not(
     server.keeper._cares.clear()
     server.look(6.0)
     assert "failed" not in server.keeper.status()
+
+
+def test_the_resumption_of_an_older_run_does_not_hide_that_the_newest_failed(server: Server) -> None:
+    """A restart of the server submits each unfinished run again, and so writes its record again."""
+    old, newest = server.run("old"), server.run("newest")
+    for folder, started_s, submitted_s in ((old, 1e9, 3e9), (newest, 2e9, 2e9)):
+        (folder / STRATEGY_FILE).touch()
+        os.utime(folder / STRATEGY_FILE, (started_s, started_s))
+        os.utime(folder / "run.json", (submitted_s, submitted_s))
+    write_error(newest, RunError("the disk is full"))
+    server.look(0.0)
+    assert server.keeper.status()["failed"] == {str(newest): "the disk is full"}
 
 
 def test_a_checkpoint_that_vanishes_while_it_is_measured_is_no_trouble(
