@@ -17,6 +17,9 @@ from fedsync.observe.terminal import Terminal
 if TYPE_CHECKING:
     from fedsync.extras.cross_site.site_evaluation import Site
 
+_SAMPLES, _METRIC = 15, 25
+"""Widths of the column of samples, with the edges of a table, and of a metric with its interval."""
+
 
 def evaluate(
     folder: Annotated[
@@ -56,8 +59,11 @@ def evaluate(
         raise ConfigError("fedsync evaluate", "there is no model here", "Name one: --model FILE")
     document = matrix.document()
     console = Terminal()
+    names = list(document["metrics"])
+    size = max(1, (console.width - max(map(len, ["silo", *document["silos"]])) - _SAMPLES) // _METRIC)
     for row, each in enumerate(document["models"]):
-        console.print(_table(document, row, each))
+        for start in range(0, len(names), size):
+            console.print(_table(document, row, each, names[start : start + size]))
     if out is not None:
         write_result(out, (json.dumps(document, indent=2) + "\n").encode(), named=named)
         console.print(f"File: {out}", soft_wrap=True)
@@ -78,8 +84,7 @@ def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]
     return sites_of_run(folder, silos)
 
 
-def _table(document: dict[str, Any], row: int, model: dict[str, Any]) -> Table:
-    names = list(document["metrics"])
+def _table(document: dict[str, Any], row: int, model: dict[str, Any], names: list[str]) -> Table:
     title = f"{model['subject']} model" + (f" of {model['silo']}" if model["silo"] else "")
     table = new_table(title, "silo", "samples", *names)
     lines = [(silo, [document["metrics"][name]["matrix"][row][place] for name in names])

@@ -58,6 +58,22 @@ def test_all_silos_of_a_run(run: Path) -> None:
     ) == pytest.approx(summary["loss"])
 
 
+def test_many_metrics_leave_room_for_the_names_of_silos(tmp_path: Path) -> None:
+    """Each in full: a table that is too wide would lose its first columns."""
+    from fedsync.simulation.run import run_virtual
+
+    names = ("accuracy", "balanced_accuracy", "f1", "f1_macro", "auroc", "average_precision", "calibration_error")
+    wide = f"evaluation={{metrics: [{', '.join(names)}]}}"
+    cluster = ClusterConfig.model_validate({"silos": [{"name": "hospital-of-the-city", "speed": 100.0, "count": 2}]})
+    run_virtual(StrategyConfig.load("fedavg", [*RUN, wide]), cluster, tmp_path)
+    lines = call("evaluate", tmp_path).splitlines()
+    assert not [line for line in lines if "…" in line]
+    heads = [line.split() for line in lines if line.strip().startswith("silo ")]
+    models = len(told(tmp_path / "evaluated.json")["models"])
+    assert [name for head in heads for name in head[2:]] == [*told(tmp_path / "evaluated.json")["metrics"]] * models
+    assert sum(line.strip().startswith("hospital-of-the-city") for line in lines) == 2 * len(heads)
+
+
 @pytest.mark.parametrize("listed", [["silos=[b, a]"], ["silos=[z, a, b]", "min_silos=2"]], ids=["order", "absent"])
 def test_silos_are_evaluated_on_the_data_that_the_run_gave_them(tmp_path: Path, listed: list[str]) -> None:
     """The places of the silo file count, also where the strategy lists its silos otherwise."""
