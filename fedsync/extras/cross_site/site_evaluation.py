@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, ProtocolError
@@ -34,6 +33,9 @@ from fedsync.simulation.run import surveyed_again
 from fedsync.train.module_parts import packed
 from fedsync.train.silo_trainer import SiloTrainer
 from fedsync.train.weights import load_model, read_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = foreign.logger(__name__)
 
