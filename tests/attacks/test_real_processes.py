@@ -38,7 +38,7 @@ from tests.attacks.forgery import (
     true_key,
 )
 from tests.attacks.test_server_and_silo import FRIEND, MASKED, agreement, isolated, upload
-from tests.e2e.deployed import deployed, wait_for, write_files
+from tests.e2e.deployed import deployed, write_files
 
 _PROJECT = """\
 [project]
@@ -126,7 +126,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         shutil.copytree(issued.silos[name], folder / "keys" / name)
     write_files(folder, names, own=lambda name: f"keys: keys/{name}, data: [../data],")
     with deployed(folder, names):
-        wait_for(lambda: b"registered" in (folder / "server.out").read_bytes(), "the server did not come up")
         made.line = _submit(ServerStartConfig.load(folder / "server.yaml"), folder)
         made.line.send(names)
         assert made.line.recv() == names

@@ -60,9 +60,11 @@ def deployed(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start servers and silos from their files in ``folder``; at the end they end with code 0 and leave no process."""
     started = [fedsync("server", "start", "--server", f"{name}.yaml", cwd=folder) for name in servers]
-    started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=folder) for name in silos]
+    out = folder / "server.out"
     try:
-        wait_for(lambda: all((folder / name / "superlink.db").exists() for name in servers), "a server did not come up")
+        # A silo that comes before its registration is refused, and waits for its restart.
+        wait_for(lambda: out.read_bytes().count(b"registered: ") >= len(servers), "a server did not come up")
+        started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=folder) for name in silos]
         yield started
         family = [child for each in started for child in psutil.Process(each.pid).children(recursive=True)]
         for process in started:
