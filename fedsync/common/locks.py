@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
-
-from fedsync.common.backoff import wait_until
 
 PATIENCE_S = 0.2
 """Default time for attempts to take a lock [s]; `held` takes a lock for an instant only to test it."""
@@ -21,7 +20,12 @@ _PAUSE_S = 0.02
 def taken(path: Path, wait_s: float = PATIENCE_S) -> Iterator[bool]:
     """Take the lock of a file, waiting up to ``wait_s`` [s]; False if another process holds it. The file stays."""
     with path.open("a") as file:
-        yield wait_until(lambda: _try(file), wait_s, _PAUSE_S)
+        end_s = time.monotonic() + wait_s
+        got = _try(file)
+        while not got and time.monotonic() < end_s:
+            time.sleep(_PAUSE_S)
+            got = _try(file)
+        yield got
 
 
 def held(path: Path) -> bool:
