@@ -56,19 +56,6 @@ def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches
                 raise
 
 
-def check_loss(loss: object) -> None:
-    """Raise `ConfigError` unless a loss is a scalar tensor with a gradient."""
-    place, remedy = "task, loss", "Return the loss as it was computed, without detach(), item() or torch.no_grad()"
-    if not isinstance(loss, Tensor):
-        raise ConfigError(place, f"it returned {_shape(loss)} in place of a tensor", remedy)
-    if not loss.requires_grad:
-        raise ConfigError(place, "it returned a loss without a gradient", remedy)
-    if loss.numel() != 1:
-        raise ConfigError(
-            place, f"the loss has the shape {tuple(loss.shape)}", "Return a scalar: the mean over the batch"
-        )
-
-
 def _check_batch(task: Task, batch: Any) -> None:
     if isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return

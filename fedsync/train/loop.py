@@ -20,7 +20,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.batches import BatchCap, Batches, Sampler, batches_of
-from fedsync.train.check_task import FEW, check_data, check_loss, check_task
+from fedsync.train.check_task import FEW, check_data, check_task
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.machine import device as devices
 from fedsync.train.machine.device import Precision, resolve
@@ -259,3 +259,16 @@ class Trainer(LocalTrainer):
             self._optimizer = self._options.make_optimizer(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+
+
+def check_loss(loss: object) -> None:
+    """Raise `ConfigError` unless a loss is a scalar tensor with a gradient."""
+    place, remedy = "task, loss", "Return the loss as it was computed, without detach(), item() or torch.no_grad()"
+    if not isinstance(loss, Tensor):
+        raise ConfigError(place, f"it returned a {type(loss).__name__} in place of a tensor", remedy)
+    if not loss.requires_grad:
+        raise ConfigError(place, "it returned a loss without a gradient", remedy)
+    if loss.numel() != 1:
+        raise ConfigError(
+            place, f"the loss has the shape {tuple(loss.shape)}", "Return a scalar: the mean over the batch"
+        )

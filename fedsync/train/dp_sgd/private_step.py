@@ -32,7 +32,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.batches import Batches
-from fedsync.train.check_task import check_loss
+from fedsync.train.loop import check_loss
 from fedsync.train.options import LocalOptions
 
 _KEY, _NONCE = 32, 16
