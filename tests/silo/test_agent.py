@@ -98,6 +98,18 @@ def test_models_and_updates_go_as_files(up: Served, trainer: object, tmp_path: P
     assert len(kept) == 1, "a model goes when the next one comes"
 
 
+def test_a_file_that_was_damaged_at_the_silo_is_fetched_again(up: Served, trainer: object, tmp_path: Path) -> None:
+    model = np.random.default_rng(1).integers(0, 255, 3_000_000, np.uint8)
+    begun(up.invited("a"), tmp_path / "s.session")
+    for _ in range(2):
+        name = sent(up, "train", up.hub.publish(model), most=model.nbytes)
+        came = answered(up)[name]
+        assert came.payload is not None and bytes(came.payload) == bytes(model)
+        (file,) = (tmp_path / "state").glob(f"*/*{agent.WHOLE}")
+        file.chmod(0o600)
+        file.write_bytes(bytes(model.nbytes))
+
+
 def test_an_empty_payload_is_not_a_missing_one(up: Served, trainer: object, tmp_path: Path) -> None:
     """As a model that a silo trains for itself has both ways."""
     begun(up.invited("a"), tmp_path / "s.session")
