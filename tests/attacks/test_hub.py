@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.model.chunked_arrays import SPAN_BYTES
 from fedsync.transport.hub import door, hub
 from fedsync.transport.hub_line import HubLine, JoinRefused
 from fedsync.transport.join import Join, digest_of, new_secret
@@ -196,6 +197,23 @@ def test_an_upload_is_its_silo_s_and_no_larger_than_it_may_be(up: Served, tmp_pa
     (answer,) = up.hub.receive(1)
     assert answer.check == "length" and answer.payload is None, "nobody waits for another answer"
     assert spoken(up, head_of(line, "HEAD", place))[9:12] == "404"
+
+
+def test_an_earlier_connection_of_an_upload_writes_no_more(up: Served, tmp_path: Path) -> None:
+    line, nbytes = up.joined("a"), 2 * SPAN_BYTES
+    up.hub.send("a", SiloQuestion("train", most=nbytes))
+    question = line.asked(0)
+    assert question is not None
+    told = {"upload_offset": 0, "upload_length": nbytes, "content_length": nbytes, "upload_sha256": "0" * 64}
+    place = f"/uploads/{question.ticket}"
+    with opened(up, head_of(line, "PUT", place, **told), bytes(nbytes - 1)) as earlier:
+        wait_for(lambda: any((tmp_path / "hub" / "uploads").iterdir()), "the upload has begun", 10.0)
+        spoken(up, head_of(line, "HEAD", place))
+        (file,) = (tmp_path / "hub" / "uploads").iterdir()
+        there = file.stat().st_size
+        earlier.sendall(b"0")
+        assert earlier.recv(65536)[9:12] == b"409"
+    assert 0 < there == file.stat().st_size
 
 
 def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served, tmp_path: Path) -> None:
