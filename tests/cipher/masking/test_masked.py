@@ -201,6 +201,7 @@ def test_silos_of_another_run_have_other_masks_and_keys(tmp_path: Path) -> None:
             silo.answer(np.frombuffer(nonsense, dtype=np.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [False, True], ids=["same server", "restarted server"])
 def test_a_rollback_right_behind_a_masked_sum_follows_the_sum(tmp_path: Path, restarted: bool) -> None:
     """A barrier commits and goes back in one decision, while the sum still waits for its seeds."""

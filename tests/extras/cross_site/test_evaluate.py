@@ -58,6 +58,7 @@ def test_all_silos_of_a_run(run: Path) -> None:
     ) == pytest.approx(summary["loss"])
 
 
+@pytest.mark.slow
 def test_many_metrics_leave_room_for_the_names_of_silos(tmp_path: Path) -> None:
     """Each in full: a table that is too wide would lose its first columns."""
     from fedsync.simulation.run import run_virtual
@@ -123,6 +124,7 @@ def test(msg, context):
 """
 
 
+@pytest.mark.slow
 def test_private_arrays_of_a_client_app_are_those_of_the_file(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

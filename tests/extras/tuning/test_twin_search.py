@@ -151,6 +151,7 @@ def test_a_candidate_that_fails_is_last_in_the_ranking(twin: Twin, steps: list[i
     assert [one.candidate.steps for one in ranked if one.problem] == [ranked[-1].candidate.steps] == [fails]
 
 
+@pytest.mark.slow
 def test_the_reason_of_a_failure_is_shown_and_what_fails_is_not_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
