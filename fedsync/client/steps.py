@@ -31,9 +31,10 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     """Return the loader's batches with the batch size and the number of steps of the order in ``msg``.
 
     A `DataLoader` gets the order's ``batch-size`` if its batches come from PyTorch's `BatchSampler`: a batch at the end
-    of a pass is filled with samples of the next pass. Other iterables, and loaders with their own batch sampler, must
-    yield batches of this size themselves. The loop ends after
-    ``max-steps``, at the deadline, or when the server halts the order; a shorter loader starts again. Steps are timed.
+    of a pass is then filled with samples of the next pass. A loader that has this size already stays as it is, so an
+    order of one pass is a pass of Flower's; its shorter last batch counts in full. Other iterables, and loaders with
+    their own batch sampler, must yield batches of this size themselves. The loop ends after ``max-steps``, at the
+    deadline, or when the server halts the order; a shorter loader starts again. Steps are timed.
     Without an order in the message, as under strategies other than FedSync, the loader is returned unchanged.
 
     Args:
@@ -73,6 +74,8 @@ def _of_size(loader: Iterable[T], size: int) -> Iterable[T] | None:
     own = loader.batch_sampler
     if not isinstance(own, BatchSampler) or type(own).__iter__ is not BatchSampler.__iter__:
         return None
+    if own.batch_size == size:
+        return loader
     sized = copy(loader)
     # A DataLoader forbids setting these. Its persistent workers, which belong to the old size, are not reused.
     made = BatchSampler(_Passes(own.sampler), size, own.drop_last)

