@@ -34,8 +34,8 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     of a pass is then filled with samples of the next pass. A loader that has this size already stays as it is, so an
     order of one pass is a pass of Flower's; its shorter last batch counts in full. Other iterables, and loaders with
     their own batch sampler, must yield batches of this size themselves. The loop ends after ``max-steps``, at the
-    deadline, or when the server halts the order; a shorter loader starts again. Steps are timed.
-    Without an order in the message, as under strategies other than FedSync, the loader is returned unchanged.
+    deadline, or when the server halts the order; a shorter loader starts again. Steps are timed. Without an order in
+    the message, as under other strategies, the loader is returned unchanged.
 
     Args:
         msg: the ``flwr.app.Message`` of the app's training function.

@@ -1,11 +1,11 @@
-"""File locks that end with the process that holds them, even after a crash."""
+"""Locks on files that a process holds until it ends, however it ends; and a wait with a timeout, mostly for one."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -20,12 +20,7 @@ _PAUSE_S = 0.02
 def taken(path: Path, wait_s: float = PATIENCE_S) -> Iterator[bool]:
     """Take the lock of a file, waiting up to ``wait_s`` [s]; False if another process holds it. The file stays."""
     with path.open("a") as file:
-        end_s = time.monotonic() + wait_s
-        got = _try(file)
-        while not got and time.monotonic() < end_s:
-            time.sleep(_PAUSE_S)
-            got = _try(file)
-        yield got
+        yield wait_until(lambda: _try(file), wait_s, _PAUSE_S)
 
 
 def held(path: Path) -> bool:
@@ -41,3 +36,13 @@ def _try(file: TextIO) -> bool:
     except OSError:
         return False
     return os.fstat(file.fileno()).st_nlink > 0  # a file that was removed meanwhile locks nothing
+
+
+def wait_until(done: Callable[[], bool], most_s: float, pause_s: float) -> bool:
+    """Call ``done`` every ``pause_s`` [s] until it returns True; return False after ``most_s`` [s]."""
+    end_s = time.monotonic() + most_s
+    while not done():
+        if time.monotonic() >= end_s:
+            return False
+        time.sleep(pause_s)
+    return True

@@ -13,10 +13,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from fedsync.common.backoff import wait_until
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import OWNER_FILE, write_atomically
-from fedsync.common.locks import held
+from fedsync.common.locks import held, wait_until
 from fedsync.common.run_claim import DONE_FILE as DONE_FILE
 from fedsync.common.run_claim import ERROR_FILE as ERROR_FILE
 from fedsync.common.run_claim import RUN_LOCK as RUN_LOCK

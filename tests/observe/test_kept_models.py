@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from fedsync.core.actions import KeepBest
 from fedsync.core.orders import Score
 from fedsync.model.layout import Vector
 from fedsync.observe.quality import kept_models
-from fedsync.observe.quality.kept_models import BEST, LAST, MODEL, STATED, KeptModels
+from fedsync.observe.quality.kept_models import BEST, LAST, MODEL, STATED, KeptModels, best_of
 
 
 class KilledError(BaseException):
@@ -36,12 +35,6 @@ def there(out: Path) -> int | None:
     """Version of the model in the file; None where there is none."""
     path = out / BEST
     return int(np.frombuffer(path.read_bytes(), np.float32)[0]) if path.exists() else None
-
-
-def best_of(out: Path) -> dict[str, Any] | None:
-    """What ``best.json`` states of the ``best.pt`` beside it."""
-    stated = json.loads((out / STATED).read_text()) if (out / STATED).exists() else {}
-    return stated.get(_digest(out / BEST)) if (out / BEST).exists() else None
 
 
 def said(out: Path) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.common import backoff
+from fedsync.common import locks
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.locks import taken
 from fedsync.config.server_start import ServerStartConfig
@@ -98,7 +98,7 @@ def test_who_only_looks_at_a_lock_does_not_keep_it_from_its_taker(
     """Somebody looks just when it is to be taken: whoever wants it tries once more."""
     looker = (tmp_path / RUN_LOCK).open("a")
     fcntl.flock(looker, fcntl.LOCK_EX)
-    monkeypatch.setattr(backoff.time, "sleep", lambda seconds: looker.close())
+    monkeypatch.setattr(locks.time, "sleep", lambda seconds: looker.close())
     with taken(tmp_path / RUN_LOCK) as got:
         assert got
 
@@ -363,7 +363,7 @@ def test_whoever_stops_waits_for_whoever_resumes(
     folder = submit_run(config, STRATEGY)
     resuming = (folder / CHANGE_LOCK).open("a")
     fcntl.flock(resuming, fcntl.LOCK_EX)
-    monkeypatch.setattr(backoff.time, "sleep", lambda seconds: resuming.close())
+    monkeypatch.setattr(locks.time, "sleep", lambda seconds: resuming.close())
     stop_run(folder)
     assert phase(folder) is Phase.OVER
 

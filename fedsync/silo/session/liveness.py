@@ -31,8 +31,8 @@ from typing import Any, Self
 import psutil
 
 from fedsync.common import foreign
-from fedsync.common.backoff import wait_until
 from fedsync.common.errors import Hanging
+from fedsync.common.locks import wait_until
 from fedsync.silo.protocol import SOCKET, Ping, TrainerState
 from fedsync.silo.session.trainer_folder import tenant
 from fedsync.silo.session.trainer_socket import call, hang_up, receive, send

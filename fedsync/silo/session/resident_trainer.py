@@ -31,9 +31,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from fedsync.common.backoff import wait_until
 from fedsync.common.errors import LimitReached
 from fedsync.common.files import remove_unfinished
+from fedsync.common.locks import wait_until
 from fedsync.common.log_times import TimedFormatter
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.common.processes import alive, exit_with_owner

@@ -18,11 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
 
-from fedsync.common.backoff import wait_until
 from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import ConfigError, LimitReached, RunError
 from fedsync.common.fork_server import FORK_SERVER, fork
-from fedsync.common.locks import taken
+from fedsync.common.locks import taken, wait_until
 from fedsync.common.processes import INTERPRETER, Child, start_apart, tail
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.transfer import Payload

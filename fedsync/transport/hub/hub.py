@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedsync.common.backoff import wait_until
 from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.common.files import private_folder
+from fedsync.common.locks import wait_until
 from fedsync.model.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs
 from fedsync.transport.hub.door import BODY_S, KNOWN, Door
