@@ -35,8 +35,7 @@ class RegistrationLoop:
 
     Each attempt reads the key files again, so an operator can correct them while the server runs.
 
-    ``register`` registers some silos; it raises `RunError` or `OSError` if the SuperLink does not answer. ``told`` is
-    the status of each silo.
+    ``register`` raises `RunError` or `OSError` if the SuperLink does not answer; ``told`` is the status of each silo.
     """
 
     silos: Sequence[str]
