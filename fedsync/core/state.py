@@ -278,7 +278,7 @@ COORDINATOR: Names = {
             *("closing", "pending_evaluations", "scoring_ids", "questions_asked", "sums_ordered", "final_version"),
             *("awaiting", "halted", "alarms", "alarm_set", "stopped"),
             *("adaptation.state", "adaptation.version", "silos.views", "silos.idle", "silos.revision"),
-            *("silos.news", "scores.best", "scores.since_best", "scores.settled", "passes.loss"),
+            *("scores.best", "scores.since_best", "scores.settled", "passes.loss"),
             *("passes.change", "claims.said", "claims.believed", "claims.disputed", "failures.proven"),
         )
     },
@@ -293,7 +293,6 @@ COORDINATOR: Names = {
     "adaptation.memory": "adaptation._memory",
     "silos.ranks": "silos._ranks",
     "silos.joined": "silos._joined",
-    "silos.newest": "silos._news",
     "scores.open": "scores._open",
     "scores.done": "scores._done",
     "scores.newest": "scores._newest",

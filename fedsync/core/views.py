@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,27 +115,9 @@ class ClusterView:
             return tuple(name for name, silo in self.silos.items() if silo.order is None)
         return tuple(sorted(self.index.idle, key=self.index.idle.__getitem__))
 
-    def idle_among(self, names: Iterable[str]) -> tuple[str, ...]:
-        if self.index is None:
-            wanted = set(names)
-            return tuple(name for name in self.idle if name in wanted)
-        ranks = self.index.idle
-        return tuple(sorted({name for name in names if name in ranks}, key=ranks.__getitem__))
-
     @property
     def names(self) -> Sequence[str]:
         return tuple(self.silos) if self.index is None else self.index.names
-
-    @property
-    def news(self) -> int | None:
-        return None if self.index is None else self.index.news
-
-    def changed_since(self, news: int | None) -> Collection[str] | None:
-        return None if self.index is None or news is None else self.index.changed_since(news)
-
-    @property
-    def idle_count(self) -> int:
-        return len(self.idle if self.index is None else self.index.idle)
 
     @property
     def anyone_busy(self) -> bool:
@@ -187,31 +169,27 @@ class Verdict:
 
 
 _set_item = dict[str, SiloView].__setitem__
-_SPARE_NEWS = 1000
 
 
 class Roster(dict[str, SiloView]):
-    """Name -> view, in order of joining; change it only by ``roster[name] = view`` and ``pop``. A `views.Index`.
+    """Name -> view, in order of joining; change it only by ``roster[name] = view`` and ``pop``.
 
     Attributes:
         idle: name -> rank in the order of joining, for silos without an order.
         revision: counter of joins, leaves, and assignments of facts or forecasts (changed or equal).
-        news: counter of joins, leaves and finished orders.
     """
 
-    __slots__ = ("_joined", "_names", "_news", "_ranks", "idle", "news", "revision")
+    __slots__ = ("_joined", "_names", "_ranks", "idle", "revision")
 
     idle: dict[str, int]
     revision: int
-    news: int
     _ranks: dict[str, int]
     _joined: int
     _names: tuple[str, ...] | None
-    _news: list[str]
 
     def __init__(self) -> None:
         self.idle, self._ranks, self._joined, self.revision = {}, {}, 0, 0
-        self._names, self._news, self.news = None, [], 0
+        self._names = None
 
     def __setitem__(self, name: str, view: SiloView) -> None:
         before = self.get(name)
@@ -225,11 +203,8 @@ class Roster(dict[str, SiloView]):
         _set_item(self, name, view)
         if view.order is None:
             self.idle[name] = self._ranks[name]
-            self._tell(name)
         else:
             self.idle.pop(name, None)
-            if before is not None and before.order is not None and before.order is not view.order:
-                self._tell(name)  # an order ended, and the silo continues with its next order
 
     def pop(self, name: str, default: Any = None) -> Any:
         if name in self:
@@ -237,7 +212,6 @@ class Roster(dict[str, SiloView]):
             self._names = None
             del self._ranks[name]
             self.idle.pop(name, None)
-            self._tell(name)
         return super().pop(name, default)
 
     @property
@@ -256,14 +230,3 @@ class Roster(dict[str, SiloView]):
         if self._names is None:
             self._names = tuple(self)
         return self._names
-
-    def changed_since(self, news: int) -> Collection[str] | None:
-        """Return silos that joined, left or ended an order since ``news``, with repeats; None if it is too old."""
-        since = len(self._news) - (self.news - news)
-        return self._news[since:] if since >= 0 else None
-
-    def _tell(self, name: str) -> None:
-        self.news += 1
-        self._news.append(name)
-        if len(self._news) > 2 * len(self) + _SPARE_NEWS:
-            del self._news[: len(self._news) // 2]

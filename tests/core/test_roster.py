@@ -31,6 +31,7 @@ def test_what_it_knows_is_what_one_finds(story: list[tuple[str, str]]) -> None:
         told, found = view(roster, looked_for=False), view(roster, looked_for=True)
         assert told.idle == found.idle
         assert told.anyone_busy == found.anyone_busy
+        assert list(told.names) == list(found.names) == list(roster)
 
 
 def test_the_revision_tells_what_a_plan_depends_on() -> None:
@@ -64,34 +65,3 @@ def test_a_silo_that_returns_is_the_last_to_have_joined() -> None:
     for name in ("z", "c", "b"):
         roster[name] = IDLE
     assert view(roster, looked_for=False).idle == ("c", "z", "b")
-
-
-@given(st.lists(happenings, max_size=60), st.integers(0, 60))
-def test_it_tells_who_changed_since_then(story: list[tuple[str, str]], then: int) -> None:
-    """Whoever came, went or became idle; not who was given an order."""
-    roster, changed, news = Roster(), set[str](), 0
-    for number, (name, what) in enumerate(story):
-        if number == then:
-            changed, news = set(), roster.news
-        here = name in roster
-        if what == "gone":
-            roster.pop(name, None)
-        else:
-            roster[name] = IDLE if what == "idle" else BUSY
-        if what == "idle" or (what == "gone" and here):
-            changed.add(name)
-    told = roster.changed_since(news)
-    assert told is not None
-    assert set(told) == changed
-    assert list(roster.names) == list(roster)
-
-
-def test_what_is_too_old_is_not_known() -> None:
-    """It keeps the news of about two orders of each silo, and a thousand more."""
-    roster = Roster()
-    for _ in range(5000):
-        roster["a"] = IDLE
-    assert roster.changed_since(0) is None
-    assert roster.changed_since(roster.news - 1) == ["a"]
-    assert roster.changed_since(roster.news) == []
-    assert len(roster._news) < 1100

@@ -196,16 +196,6 @@ CORE: Changes = {
             "            del self._ranks[name]\n            self.idle.pop(name, None)\n",
             "            del self._ranks[name]\n",
         ),
-        (
-            "one-of-those-that-have-changed-is-overlooked",
-            "since = len(self._news) - (self.news - news)",
-            "since = len(self._news) - (self.news - news) + (self.news - news > 2)",
-        ),
-        (
-            "a-rosters-memory-grows-with-every-order",
-            "if len(self._news) > 2 * len(self) + _SPARE_NEWS:",
-            "if len(self._news) > 1e9 * len(self) + _SPARE_NEWS:",
-        ),
     ),
     "core/stopping.py": (
         (

@@ -86,23 +86,18 @@ _POLICIES: Changes = {
         ),
         (
             "ssp-waits-until-a-newcomer-has-made-up-for-its-absence",
-            "was, ticks = clocks.away.get(name), clocks.slowest",
-            "was, ticks = clocks.away.get(name), 0",
+            "name: _first(slowest, clocks.away.get(name), silo)",
+            "name: _first(0, clocks.away.get(name), silo)",
         ),
         (
             "ssp-waits-for-silos-that-are-gone",
-            "            if seen is not None:\n                changes[name] = None",
-            "            if seen is not None and silo is not None:\n                changes[name] = None",
+            "return Clocks(present, away, _slowest(present, slowest))",
+            "return Clocks(present, away, _slowest({**present, **away}, slowest))",
         ),
         (
             "ssp-overlooks-that-the-slowest-has-come-on",
-            "heir.slowest = slowest if slowest in counts else min(counts, default=self.slowest)",
-            "heir.slowest = slowest",
-        ),
-        (
-            "ssp-looks-only-at-silos-that-have-changed",
-            "if changed is None or clocks.slowest != state.clocks.slowest:",
-            "if changed is None:",
+            "default=without)",
+            "default=without) if not without else without",
         ),
         (
             "one-that-failed-sits-out-for-ever-while-others-work",
@@ -298,8 +293,8 @@ _POLICIES: Changes = {
         ),
         (
             "nobody-wakes-one-that-has-rested",
-            "RestingState(rests, view.news, inner), verdict.by(ends)",
-            "RestingState(rests, view.news, inner), verdict",
+            "RestingState(rests, inner), verdict.by(ends)",
+            "RestingState(rests, inner), verdict",
         ),
     ),
     "policies/aggregate/weighers.py": (

@@ -57,7 +57,7 @@ def psp_passing(cases: int, rng: np.random.Generator, staleness: int) -> Finding
         ticks = [5 + staleness, *[4] * lagging, *[5] * (n - 1 - lagging)]
         barrier = Sampled(sample_size=beta, staleness=staleness)
         state = SampledState(Clocks({f"s{index}": Tick(tick, tick, 0) for index, tick in enumerate(ticks)}))
-        views = [_view(dict.fromkeys(state.clocks, 10.0), version, seed, ticks) for version in range(draws)]
+        views = [_view(dict.fromkeys(state.clocks.present, 10.0), version, seed, ticks) for version in range(draws)]
         passed = sum("s0" in barrier.decide(state, view)[1].release for view in views)
         chance = paper_barriers.chance_to_continue(n - 1, lagging, beta)
         if 0 < chance < 1:

@@ -162,12 +162,11 @@ class WatchedSample:
 
 @dataclass(frozen=True, slots=True)
 class SampledState:
-    """State of `Sampled`; ``waiting`` holds kept samples, ``news`` the last seen `Index.news` (None without index)."""
+    """State of `Sampled`; ``waiting`` holds kept samples."""
 
     clocks: Clocks = field(default_factory=Clocks)
     failures: Failures = field(default_factory=dict)
     waiting: Mapping[str, WatchedSample] = field(default_factory=dict)
-    news: int | None = None
 
 
 @register("sampled")
@@ -219,10 +218,10 @@ class Sampled(BarrierPolicy[SampledState]):
         return SampledState()
 
     def decide(self, state: SampledState, view: ClusterView) -> tuple[SampledState, Verdict]:
-        """Decide in O(beta) per waiting silo; with ``grouped``, O(n log n) for all waiting silos together."""
+        """Decide in O(n), and O(beta) per waiting silo; ``grouped`` takes O(n log n) for all waiting silos together."""
         if view.pending:
             return state, commit_next(view)
-        clocks = advance(state.clocks, view, view.changed_since(state.news))
+        clocks = advance(state.clocks, view)
         idle = view.idle
         failures = failed(state.failures, idle, view)
         keeps = not self.redraw or self.sampling is Sampling.BASIC
@@ -231,7 +230,7 @@ class Sampled(BarrierPolicy[SampledState]):
         release: list[str] = []
         held = 0
         for name in ready(failures, idle, view):
-            ticks = clocks[name].ticks
+            ticks = clocks.present[name].ticks
             if ticks - clocks.slowest <= self.staleness:
                 release.append(name)  # any sample would be close enough
                 continue
@@ -248,9 +247,8 @@ class Sampled(BarrierPolicy[SampledState]):
             held += 1
             if keeps:
                 waiting[name] = WatchedSample(ticks, left)
-        return SampledState(clocks, failures, waiting, view.news), Verdict(
-            release=tuple(release), reason=told(tuple(release), held, self.staleness)
-        )
+        reason = told(tuple(release), held, self.staleness)
+        return SampledState(clocks, failures, waiting), Verdict(release=tuple(release), reason=reason)
 
 
 def _behind(names: tuple[str, ...], clocks: Clocks, least: int) -> tuple[str, ...]:
@@ -259,7 +257,7 @@ def _behind(names: tuple[str, ...], clocks: Clocks, least: int) -> tuple[str, ..
     Only the first name is checked while it lags, so a decision is O(n) for any number of waiting silos.
     """
     for index, name in enumerate(names):
-        tick = clocks.get(name)
+        tick = clocks.present.get(name)
         if tick is not None and tick.ticks < least:
             return names[index:]
     return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
@@ -24,97 +24,24 @@ class Tick:
     failures: int
 
 
-class Clocks(Mapping[str, Tick]):
-    """Ticks of all present silos by name, and the slowest tick.
-
-    An immutable value: `after` returns new clocks and leaves these unchanged, yet takes O(changes). The new clocks take
-    over the table of the old clocks, which keep only an undo log. Old clocks rebuild their table when they are read.
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Ticks of all present silos, and the slowest tick.
 
     Args:
-        ticks: ticks of the present silos, by name.
+        present: ticks of the present silos, by name.
         away: ticks of hidden silos, by name: silos with late orders and silos that have left.
-        least: `slowest` if ``ticks`` is empty.
-
-    Attributes:
         slowest: least number of ticks. It keeps its value when no silo is present, so that returning silos are not
             ahead of newcomers by all earlier ticks.
     """
 
-    __slots__ = ("_counts", "_heir", "_table", "_undo", "away", "slowest")
-
-    def __init__(
-        self, ticks: Mapping[str, Tick] | None = None, away: Mapping[str, Tick] | None = None, least: int = 0
-    ) -> None:
-        self.away = away or {}
-        self.slowest = least
-        self._heir: Clocks | None = None
-        self._undo: list[tuple[str, Tick | None]] = []
-        self._fill(dict(ticks or {}))
-
-    def __getitem__(self, name: str) -> Tick:
-        return self._own()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own())
-
-    def __len__(self) -> int:
-        return len(self._own())
-
-    def __reduce__(self) -> tuple[type[Clocks], tuple[dict[str, Tick], Mapping[str, Tick], int]]:
-        return Clocks, (dict(self._own()), self.away, self.slowest)
-
-    def after(self, changes: Mapping[str, Tick | None]) -> Clocks:
-        """Return the clocks with these ticks replaced; None removes a silo."""
-        if not changes:
-            return self
-        table, counts, slowest = self._own(), self._counts, self.slowest
-        self._undo = [(name, table.get(name)) for name in changes]
-        gone = {name: before for name, before in self._undo if before is not None and changes[name] is None}
-        for (name, tick), (_, before) in zip(changes.items(), self._undo, strict=True):
-            if before is not None:
-                counts[before.ticks] -= 1
-                if counts[before.ticks] == 0:
-                    del counts[before.ticks]
-            if tick is not None:
-                counts[tick.ticks] = counts.get(tick.ticks, 0) + 1
-                slowest = min(slowest, tick.ticks)
-                table[name] = tick
-            elif before is not None:
-                del table[name]
-        heir = self._heir = Clocks.__new__(Clocks)
-        heir.away = self.away
-        if gone or not heir.away.keys().isdisjoint(changes):
-            heir.away = {name: tick for name, tick in {**self.away, **gone}.items() if changes.get(name) is None}
-        heir._heir, heir._undo, heir._table, heir._counts = None, [], table, counts
-        heir.slowest = slowest if slowest in counts else min(counts, default=self.slowest)
-        return heir
-
-    def _own(self) -> dict[str, Tick]:
-        if self._heir is not None:
-            line = [self]
-            while line[-1]._heir is not None:
-                line.append(line[-1]._heir)
-            table = dict(line.pop()._table)
-            for clocks in reversed(line):
-                for name, before in clocks._undo:
-                    if before is None:
-                        table.pop(name, None)
-                    else:
-                        table[name] = before
-            self._heir = None
-            self._fill(table)
-        return self._table
-
-    def _fill(self, table: dict[str, Tick]) -> None:
-        self._table = table
-        self._counts: dict[int, int] = {}
-        for tick in table.values():
-            self._counts[tick.ticks] = self._counts.get(tick.ticks, 0) + 1
-        self.slowest = min(self._counts, default=self.slowest)
+    present: Mapping[str, Tick] = field(default_factory=dict)
+    away: Mapping[str, Tick] = field(default_factory=dict)
+    slowest: int = 0
 
 
-def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) -> Clocks:
-    """Return the clocks after the events since ``clocks``; O(changes), or O(n) if ``changed`` is None.
+def advance(clocks: Clocks, view: ClusterView) -> Clocks:
+    """Return the clocks after the events since ``clocks``, in O(n).
 
     - A silo that is new, or has joined again, starts with the slowest tick, so other silos do not wait for it to catch
       up on orders from before it joined.
@@ -124,28 +51,28 @@ def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) 
     - A failed order is a tick without an update, as in BSP: other silos do not wait for a silo that keeps failing.
     - A silo that has left has no clock, so other silos do not wait for it.
     """
-    changes: dict[str, Tick | None] = {}
-    newcomers: dict[str, SiloView] = {}
-    for name in {**clocks, **view.silos} if changed is None else changed:
-        silo, seen = view.silos.get(name), clocks.get(name)
-        if silo is None or seen is None or silo.clock < seen.clock:
-            if silo is not None:
-                newcomers[name] = silo
-            if seen is not None:
-                changes[name] = None
-        else:
-            tick = _after(seen, silo)
-            if tick is not seen:
-                changes[name] = tick
-    known = clocks.after(changes)
-    return known.after({name: _first(known, name, silo) for name, silo in newcomers.items()})
+    known = {
+        name: _after(seen, view.silos[name])
+        for name, seen in clocks.present.items()
+        if name in view.silos and view.silos[name].clock >= seen.clock
+    }
+    slowest = _slowest(known, clocks.slowest)
+    newcomers = {
+        name: _first(slowest, clocks.away.get(name), silo) for name, silo in view.silos.items() if name not in known
+    }
+    present = {**known, **newcomers}
+    away = {name: tick for name, tick in {**clocks.away, **clocks.present}.items() if name not in present}
+    return Clocks(present, away, _slowest(present, slowest))
 
 
-def _first(clocks: Clocks, name: str, silo: SiloView) -> Tick:
-    was, ticks = clocks.away.get(name), clocks.slowest
+def _slowest(present: Mapping[str, Tick], without: int) -> int:
+    return min((tick.ticks for tick in present.values()), default=without)
+
+
+def _first(slowest: int, was: Tick | None, silo: SiloView) -> Tick:
     if was is not None and was.clock <= silo.clock:  # a silo that joined again would have restarted its clock
-        ticks = max(ticks, _after(was, silo).ticks)
-    return Tick(ticks, silo.clock, silo.failures)
+        slowest = max(slowest, _after(was, silo).ticks)
+    return Tick(slowest, silo.clock, silo.failures)
 
 
 def _after(seen: Tick, silo: SiloView) -> Tick:
@@ -194,11 +121,10 @@ def commit_next(view: ClusterView) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SspState:
-    """State of `Ssp`; ``news`` is the last seen `Index.news`, None without an index."""
+    """State of `Ssp`."""
 
     clocks: Clocks = field(default_factory=Clocks)
     failures: Failures = field(default_factory=dict)
-    news: int | None = None
 
 
 @register("ssp")
@@ -227,26 +153,15 @@ class Ssp(BarrierPolicy[SspState]):
         return SspState()
 
     def decide(self, state: SspState, view: ClusterView) -> tuple[SspState, Verdict]:
-        """Decide in O(changes), or in O(n) after the slowest tick has advanced.
-
-        The slowest tick advances only after every slowest silo has finished an order.
-        """
         if view.pending:
             return state, commit_next(view)
-        changed = view.changed_since(state.news)
-        clocks = advance(state.clocks, view, changed)
-        if changed is None or clocks.slowest != state.clocks.slowest:
-            names = view.idle
-        else:  # held silos stay held while the slowest tick stands still
-            names = view.idle_among([*changed, *state.failures])
-        failures = failed(state.failures, names, view)
-        wanting = ready(failures, names, view)
+        clocks, idle = advance(state.clocks, view), view.idle
+        failures = failed(state.failures, idle, view)
+        wanting = ready(failures, idle, view)
         latest = clocks.slowest + self.staleness
-        release = tuple(name for name in wanting if clocks[name].ticks <= latest)
-        held = view.idle_count - (len(names) - len(wanting)) - len(release)
-        return SspState(clocks, failures, view.news), Verdict(
-            release=release, reason=told(release, held, self.staleness)
-        )
+        release = tuple(name for name in wanting if clocks.present[name].ticks <= latest)
+        reason = told(release, len(wanting) - len(release), self.staleness)
+        return SspState(clocks, failures), Verdict(release=release, reason=reason)
 
 
 @register("asp")

@@ -48,10 +48,9 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class RestingState:
-    """State of `Resting`; ``rests`` by silo name, up to date with `Index.news` = ``news``."""
+    """State of `Resting`; ``rests`` by silo name."""
 
     rests: dict[str, Rest]
-    news: int | None
     inner: Any
 
 
@@ -70,10 +69,10 @@ class Resting:
     longest_s: float = 600.0
 
     def init(self) -> RestingState:
-        return RestingState({}, None, self.inner.init())
+        return RestingState({}, self.inner.init())
 
     def decide(self, state: RestingState, view: ClusterView) -> tuple[RestingState, Verdict]:
-        """Ask ``inner`` about the silos that do not rest; O(1) per changed silo while none rests."""
+        """Ask ``inner`` about the silos that do not rest."""
         rests, begun = self._noted(state, view)
         resting = {
             name: rest for name, rest in rests.items() if rest.until_s > view.now_s and not view.silos[name].busy
@@ -87,22 +86,20 @@ class Resting:
             told = [_told(name, rests[name], view.silos[name].since_s) for name in begun]
             verdict = replace(verdict, reason="; ".join([*told, *([verdict.reason] if verdict.reason else [])]))
         ends = min((rest.until_s for rest in resting.values()), default=None)
-        return RestingState(rests, view.news, inner), verdict.by(ends)
+        return RestingState(rests, inner), verdict.by(ends)
 
     def _noted(self, state: RestingState, view: ClusterView) -> tuple[dict[str, Rest], list[str]]:
-        changed = view.changed_since(state.news)
-        rests, begun = state.rests, []
-        for name in view.silos if changed is None else changed:
-            silo, before = view.silos.get(name), rests.get(name)
-            if silo is None or silo.failures < self.failures:
-                if before is not None:
-                    rests = {other: rest for other, rest in rests.items() if other != name}
-            elif not silo.busy and (before is None or before.failures != silo.failures):
+        rests, begun = dict[str, Rest](), list[str]()
+        for name, silo in view.silos.items():
+            if silo.failures < self.failures:
+                continue
+            before = state.rests.get(name)
+            if not silo.busy and (before is None or before.failures != silo.failures):
                 pause_s = Backoff(self.pause_s, self.longest_s).pause_s(silo.failures - self.failures)
-                rests = {**rests, name: Rest(silo.failures, silo.since_s + pause_s)}
+                before = Rest(silo.failures, silo.since_s + pause_s)
                 begun.append(name)
-        if changed is None:
-            rests = {name: rest for name, rest in rests.items() if name in view.silos}
+            if before is not None:
+                rests[name] = before
         return rests, begun
 
 

@@ -266,7 +266,7 @@ def test_what_is_kept_is_not_drawn_anew_and_whoever_was_close_enough_is_not_aske
         assert (again, verdict.release) == (state, ())
     first = state.waiting["a"].names[0]
     silos[first] = silo(clock=9, busy=True)
-    caught_up = Clocks({**state.clocks, first: Tick(8, 8, 0)})
+    caught_up = Clocks({**state.clocks.present, first: Tick(8, 8, 0)})
     state, _ = barrier.decide(replace(state, clocks=caught_up), view(silos))
     assert first not in state.waiting["a"].names
 
