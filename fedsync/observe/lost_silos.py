@@ -10,7 +10,7 @@ All facts come from the journal. If several reasons hold at the same time, the f
 | the run is over, and no version has an update of the silo | the silo joined | |
 | the run is over, and a listed silo never joined | the run began | |
 
-Failed orders and failed evaluations are also reported at once, and in a note at the end.
+Failed orders, failed evaluations, and absences that have ended are also reported at once, and in a note at the end.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class _Part:
     reason: str = ""
     gone_s: float | None = None
     gone: str = ""
+    unexpected: bool = False
+    returns: int = 0
+    away_s: float = 0.0
     dropped_s: float | None = None
     why: str = ""
     counts: bool = False
@@ -94,6 +97,8 @@ class LostSilos:
         part = self._parts.setdefault(event.silo, _Part(event.at_s))
         if part.gone_s is not None:
             self._tell(f"{event.silo} is back")
+            if part.unexpected:
+                part.returns, part.away_s = part.returns + 1, part.away_s + event.at_s - part.gone_s
         part.gone_s, part.row = None, 0
         self._attendance.on_join(event.silo, event.facts, event.at_s)
 
@@ -102,7 +107,8 @@ class LostSilos:
         part = self._part(silo)
         if part.gone_s is None:
             part.gone_s, part.gone = at_s, reason
-            if part.dropped_s is None and not self._attendance.away(silo, at_s):
+            part.unexpected = part.dropped_s is None and not self._attendance.away(silo, at_s)
+            if part.unexpected:
                 self._tell(f"{silo} is lost: {reason}")
 
     def drop(self, silo: str, at_s: float, why: str = "") -> None:
@@ -222,6 +228,9 @@ class LostSilos:
         for name, part in sorted(self._parts.items()):
             if part.failed and name not in names:
                 words.append(f"{part.failed} of {part.orders} orders of {name} failed, the last by: {part.reason}")
+            if part.returns and name not in names:
+                times = "once" if part.returns == 1 else f"{part.returns} times"
+                words.append(f"{name} was lost {times}, for {part.away_s:.1f} s in all, the last by: {part.gone}")
             if part.unevaluated:
                 words.append(f"{part.unevaluated} evaluations of {name} failed; its own log says why")
             if self.over and several and part.counts and not part.evaluated:

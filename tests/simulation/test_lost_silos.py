@@ -19,6 +19,9 @@ from fedsync.extras.report.data import read_run
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.terminal import Terminal
 from fedsync.simulation.run import run_virtual
+from fedsync.simulation.timing_only import run_timing
+from tests.simulation.fake import machines
+from tests.simulation.fake import strategy as strategy_of
 from tests.simulation.lost import CLIENT_APP, SILO_APP, SILOS, run, strategy
 
 RAISES = {"loss": "if wrong: raise KeyError('age')"}
@@ -76,6 +79,14 @@ def test_a_silo_that_failed_one_order_is_not_lost_and_the_notes_say_it(tmp_path:
     summary = run(tmp_path, SILO_APP, ["stop.rounds=4"], loss=once)
     (note,) = summary["notes"]
     assert summary["lost"] == [] and re.match(r"1 of [45] orders of a failed, the last by: .*KeyError: 'age'", note)
+
+
+def test_a_silo_that_was_lost_and_came_back_is_in_the_notes(tmp_path: Path) -> None:
+    news, silos = News(), machines({"speed": 100, "crashes": {"mtbf_s": 10.0, "repair_s": 2.0}}, {"speed": 100})
+    summary = run_timing(strategy_of(stop={"seconds": 200}), ClusterConfig(silos=silos), tmp_path, listeners=[news])
+    times = len([line for line in news.lines if line == "a is back"])
+    (note,) = [note for note in summary["notes"] if note.startswith("a was")]
+    assert times > 1 and re.match(rf"a was lost {times} times, for [0-9.]+ s in all, the last by: ", note)
 
 
 def test_a_run_of_all_its_silos_says_nothing(tmp_path: Path) -> None:
