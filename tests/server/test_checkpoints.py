@@ -244,6 +244,18 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "without" / FOLDER).exists()
 
 
+def test_older_ones_stay_while_no_newer_one_is_surely_on_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path) -> None:
+        raise ConfigError(str(path), "cannot be written: Input/output error", "Check the disk")
+
+    monkeypatch.setattr("fedsync.server.checkpoints.settle_file", broken)
+    strategy_in(tmp_path).start(DirectGrid(3))
+    assert _files(tmp_path) == [f"{version}.ckpt" for version in range(5)]
+    assert "may be lost if this machine fails" in caplog.text
+
+
 def test_a_run_goes_on_where_checkpoints_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
