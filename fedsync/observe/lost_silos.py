@@ -201,8 +201,6 @@ class LostSilos:
         return [each for each in found if each is not None]
 
     def _missing(self, silo: str, part: _Part, begin_s: float, now_s: float, *, made: bool) -> LostSilo | None:
-        since_s: float | None = None
-        why = ""
         if part.dropped_s is not None:
             since_s, why = part.dropped_s, part.why or "the operator dropped it"
         elif part.gone_s is not None and not self._attendance.away(silo, now_s):
@@ -213,7 +211,7 @@ class LostSilos:
             since_s = part.joined_s
             why = f"it failed {part.failed} orders, the last by: {part.reason}" if part.failed else "it sent no update"
             why = why if part.orders else "it was given no order"
-        if since_s is None:
+        else:
             return None
         why += "" if part.counts or not self.over else "; no version has its data"
         return LostSilo(silo, max(since_s - begin_s, 0.0), why, part.dropped_s is not None and not part.why)
