@@ -172,11 +172,6 @@ SILO: Changes = {
             "        raise\n\n\n",
         ),
         (
-            "values-in-a-calibration-are-passed-over",
-            "if slots.reshape(-1)[plan.grid(first).head :].any():",
-            "if False:",
-        ),
-        (
             "one-vote-sets-the-first-grid",
             "spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)",
             "spared = 0",

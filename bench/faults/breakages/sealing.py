@@ -25,6 +25,7 @@ TESTS = (
 
 _EQUIVALENT = {
     "a-silo-tells-shares-of-itself": "No annex has shares for its own silo, so opening them is refused a line later",
+    "shares-of-another-context-are-told": "The silo signed the list, and it signs none with annexes of another",
 }
 """Why no test can see one."""
 

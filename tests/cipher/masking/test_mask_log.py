@@ -131,6 +131,16 @@ def test_books_of_runs_that_are_long_over_go_when_another_begins(federation: Fed
     assert lock.stat().st_ino == before, "somebody may have it just now"
 
 
+def test_a_book_in_use_stays_where_the_clock_of_the_disk_is_a_week_slow(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = time.time() + 8 * 86_400
+    monkeypatch.setattr("fedsync.cipher.masking.mask_log.time.time", lambda: then)
+    log = MaskLog(ring := _ring(federation), RUN)
+    assert _book(ring).exists()
+    log.enter(0, 0)
+
+
 def test_a_book_is_one_process_s_at_a_time(federation: Federation) -> None:
     """Two that read it at the same time would both find the masks unused."""
     ring = _ring(federation)

@@ -56,6 +56,18 @@ def test_bytes_of_a_chunk() -> None:
 
 
 @every_kind
+def test_equal_chunks_of_an_update_are_sealed_unequally(kind: str) -> None:
+    """Otherwise the difference of two sealed chunks is the difference of the values in them."""
+    words = sealer(kind).seal(np.zeros((3, SLOTS), np.int64), member(0))
+    assert len(np.unique(words, axis=0)) == 3
+
+
+def test_a_part_of_an_update_is_padded_as_in_the_whole() -> None:
+    whole = sealer("pad").seal(slots_of(3, 20), member(0))
+    np.testing.assert_array_equal(sealer("pad").seal(slots_of(3, 20)[1:], member(0), first=1), whole[1:])
+
+
+@every_kind
 @settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_sums_are_exact_whoever_drops_out(kind: str, data: st.DataObject) -> None:
