@@ -3,11 +3,11 @@
 | the run | the plan |
 |---|---|
 | has `bsp`, batch sizes independent of speed, silos that are always present, no time limit | exact on all machines |
-| the same, and a stop rule depends on scores, or the best version gets a final score | an upper bound |
+| all of this, and either a stop rule depends on scores or the best version gets a final score | an upper bound |
 | any other: its orders and batch sizes depend on speeds and absences | exact for the silo file in virtual time |
 
-In the last case, the plan is an estimate for other machines, and the silo's budget or the run's target is its upper
-bound. A plan counts each order once; an order that is repeated after a crash counts again.
+In the last case, real machines may spend more or less than planned, but never more than the silo's budget or the run's
+target. A plan counts each order once; an order that is repeated after a crash counts again.
 
 With noise on whole updates, the printed table depends on the number of silos that collude.
 """

@@ -1,9 +1,8 @@
 """Metrics of a classifier's scores, from histograms of the scores of each class.
 
 The score of a sample is the model's probability of a class. A histogram keeps only its bin, so scores in one bin count
-as ties. A bin includes its upper end. Bins are ``1 / resolution`` wide, except in the first and the last span of that
-width. There, where confident models put most samples, bin edges follow a geometric progression towards 0 and towards 1,
-with ratio ``2 ** -0.25``.
+as ties. A bin includes its upper end. Bins are ``1 / resolution`` wide. Only the lowest and the highest such bin, where
+confident models put most samples, are divided: edges approach 0 and 1 in geometric progression, ratio ``2 ** -0.25``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """File of encrypted single updates that the server gives to an examiner (a silo that searches for a bad update).
 
-    magic [8] | notice bytes [8], consents bytes [8] | notice | consents, as frames | each update
-    each update: name bytes [2], message bytes [8] | update id | the message as its silo sent it
+    magic [8] | length of the notice [8], of the consents [8] | notice | consents, as frames | each update
+    each update: length of the id [2], of the message [8] | update id | the message as its silo sent it
 
 Files are memory-mapped, so an update takes memory only while it is read.
 """

@@ -7,15 +7,15 @@ the same specification for another run, has another digest and waits again.
 | state of the digest | answer to a message of the run | next state |
 |---|---|---|
 | unknown | refused: `AwaitsApproval`; specification and run are recorded for the owner | waiting |
-| waiting | refused: `AwaitsApproval` | approved, refused; unknown, where newer runs displace it |
+| waiting | refused: `AwaitsApproval` | the owner approves or refuses it; unknown if newer runs displace it |
 | approved | admitted | unknown after a week without a message: the run is over |
-| refused | refused: `OwnerRefusal` | approved; unknown, as above |
+| refused | refused: `OwnerRefusal` | the owner approves it; unknown if newer runs displace it |
 
 An approval also covers the code that the run names, by the SHA-256 of every Python file that the run can import from
 the silo's data folders. Other content is refused (`fedsync.common.sandbox.confirmed_code`).
 
 Each run is a file in a folder that only the owner can read. A lost pending run returns with the server's next message.
-Every message imports this file, also in processes that only pass messages on, so it imports little.
+All processes that handle messages import this module, so it imports little itself.
 """
 
 from __future__ import annotations

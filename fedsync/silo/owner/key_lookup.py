@@ -1,4 +1,4 @@
-"""Lookup of encryption keys: a silo finds its own keys, and the server finds keys that decrypt nothing."""
+"""Lookup of a silo's own encryption keys, and creation of keys for emulated silos."""
 
 from __future__ import annotations
 
