@@ -165,15 +165,15 @@ def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], boo
             unfinished.unlink(missing_ok=True)
 
 
-def read_private(path: Path, limit: int) -> bytes:
-    """Read a secret of at most ``limit`` bytes. Raises `ConfigError` if it is missing, no plain file, too long, or
-    another user could read or replace it.
+def read_private(path: Path, limit: int, missing: str = "Check the path") -> bytes:
+    """Read a secret of at most ``limit`` bytes. Raises `ConfigError` if it is missing (with this remedy), no plain
+    file, too long, or another user could read or replace it.
     """
     try:
         # A link could lead to a file that others may write.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        remedy = "Check the path; links are not followed"
+        remedy = missing if isinstance(error, FileNotFoundError) else "Check the path; links are not followed"
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", remedy) from None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())

@@ -168,7 +168,7 @@ def check_server_certificate(authority: Path, server: ServerCertificate) -> None
     """Raise `ConfigError` unless the server's key, its certificate and the authority's belong together."""
     certificate = _certificate(server.certificate)
     remedy = "Make it again with `fedsync certs init --renew`"
-    if certificate.public_key() != _private_key(server.key).public_key():
+    if certificate.public_key() != _private_key(server.key, remedy).public_key():
         raise ConfigError(str(server.certificate), f"does not belong to the key {server.key}", remedy)
     try:
         certificate.verify_directly_issued_by(_certificate(authority))
@@ -217,31 +217,31 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _load(authority: Authority) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    certificate, key = _certificate(authority.certificate), _private_key(authority.key)
+    remedy = "Put ca.crt and ca.key of one authority back; if ca.key is lost, make another authority in another folder"
+    certificate, key = _certificate(authority.certificate, remedy), _private_key(authority.key, remedy)
     if certificate.public_key() != key.public_key():
-        problem = f"does not belong to the key {authority.key}"
-        raise ConfigError(str(authority.certificate), problem, "Restore both from one backup")
+        raise ConfigError(str(authority.certificate), f"does not belong to the key {authority.key}", remedy)
     return certificate, key
 
 
-def _certificate(path: Path) -> x509.Certificate:
+def _certificate(path: Path, remedy: str = "Make it with `fedsync certs init`") -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        problem, remedy = f"cannot be read: {error.strerror}", "Make it with `fedsync certs init`"
+        problem = f"cannot be read: {error.strerror}"
     except ValueError:
-        problem, remedy = "not a certificate in PEM form", "Make it with `fedsync certs init`"
+        problem = "not a certificate in PEM form"
     raise ConfigError(str(path), problem, remedy)
 
 
-def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    data = read_private(path, _MAX_KEY_BYTES)
+def _private_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
+    data = read_private(path, _MAX_KEY_BYTES, remedy)
     try:
         key = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(str(path), "not an elliptic-curve key in PEM form", "Restore it from a backup")
+        raise ConfigError(str(path), "not an elliptic-curve key in PEM form", remedy)
     return key
 
 

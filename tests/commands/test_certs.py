@@ -40,6 +40,17 @@ def test_a_servers_certificate_is_made_and_renewed(tmp_path: Path) -> None:
     assert (folder / "ca.crt").read_bytes() == authority
 
 
+@pytest.mark.parametrize("lost", ["ca.key", "ca.crt"])
+def test_a_renewal_without_the_authority_says_how_to_get_it(tmp_path: Path, lost: str) -> None:
+    """The key is kept offline, so it is missing at most renewals; `certs init` would refuse the folder."""
+    folder = tmp_path / "certs"
+    done("init", folder, "--host", "fl.example.org")
+    (folder / lost).unlink()
+    said = failed("init", folder, "--renew")
+    assert said.startswith(f"{folder / lost}: cannot be read: No such file or directory. Put ca.crt and ca.key of one")
+    assert said.endswith("back; if ca.key is lost, make another authority in another folder")
+
+
 def test_a_node_key_is_made_and_printed_again(tmp_path: Path) -> None:
     made = done("silo", "silo-a", "--dir", tmp_path / "a")
     assert made.endswith("who names it in server.yaml:\n  silos: {silo-a: nodes/silo-a.node.pub}\n")
