@@ -59,7 +59,7 @@ def decrypt(
 
 @app.command()
 def init(folder: AdminFolder, ask: Ask = False, descriptor: Descriptor = None) -> None:
-    """Make the administrator's signing key and the group secret. Run it on a machine other than the server."""
+    """Make the administrator's keys, not on the server's machine, and print their public key; or print it again."""
     from fedsync.cipher.keys.authority import new_authority
 
     _take_passphrase(ask, descriptor)

@@ -81,13 +81,12 @@ class KeyAuthority:
 def new_authority(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
     """Make a signing key (or take ``signing``, 32 bytes) and the first epoch's group secret; return the key to pin.
 
-    Do this offline. `ConfigError` if the folder already has an administrator, or is unsuitable.
+    Do this offline. Existing keys stay, and their public key is returned. `ConfigError` if the folder is unsuitable.
     """
     private_folder(folder)
     path = folder / ADMINISTRATOR_FILE
     if path.exists():
-        remedy = "Use another folder; `fedsync keys rotate` makes a new group secret"
-        raise ConfigError(str(path), "an administrator's keys are here already", remedy)
+        return open_authority(folder).public
     signing, key = signing or secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
     record = _AuthorityRecord(
         signing=signing, epoch=1, key=key, context=new_context(), members={}, revoked={}, issued=False
@@ -214,8 +213,7 @@ def emulated_keys(
     private_folder(folder)
     home = folder / "administrator"
     silos = {name: folder / "silos" / name for name in names}
-    if not (home / ADMINISTRATOR_FILE).exists():
-        new_authority(home, _seeded(seed, "administrator", "signing"), new_context)
+    new_authority(home, _seeded(seed, "administrator", "signing"), new_context)
     authority = open_authority(home)
     if authority.members and authority.members.keys() != silos.keys():
         found = ", ".join(authority.members)
