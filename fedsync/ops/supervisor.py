@@ -47,6 +47,7 @@ _KEPT_LINES, _LAST_LINES, _LAST_CHARACTERS, _MOST_LINE = 20, 4, 500, 2**16
 _INFORMS = "INFO"
 """Beginning of lines of Flower and Uvicorn that name no problem; they also log their shutdown in such lines."""
 
+_REFUSED = " (is its key new? Run `fedsync server register` at the server. After a crash, wait for 60 s)"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 RESTARTS = Backoff(1.0, 8.0)
@@ -205,8 +206,7 @@ class Supervisor:
         words = state.process.last_words()
         state.process.end()
         self._wait(role, state.started_s, now_s)
-        rejoins = self._programs[role].rejoins
-        why = " (the server may keep its place for a minute after a crash)" if rejoins else ""
+        why = _REFUSED if self._programs[role].rejoins else ""
         self.last_error = f"{role} ended with code {code}{why}" + (f": {words}" if words else "")
 
     def _wait(self, role: str, started_s: float, now_s: float) -> None:
