@@ -112,7 +112,7 @@ def _changing(home: Path) -> Iterator[list[KnownNode]]:
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S) as alone:
         if not alone:
             raise RunError("another process changes the registrations of this server; try again when it has ended")
-        yield _known(home)
+        yield known_nodes(home)
 
 
 def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Registered:
@@ -185,9 +185,9 @@ def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> li
     return done
 
 
-def revoke_keys(name: str, home: Path, connection: str) -> int:
-    """Unregister all keys under a silo's name; return their number. Raise `RunError` if the SuperLink fails, or while
-    another process changes registrations.
+def revoke_keys(name: str, home: Path, connection: str) -> None:
+    """Unregister all keys under a silo's name. Raise `RunError` if the SuperLink fails, or while another process
+    changes registrations.
     """
     with _changing(home) as known:
         doomed = [node for node in known if node.name == name and not node.revoked]
@@ -195,7 +195,6 @@ def revoke_keys(name: str, home: Path, connection: str) -> int:
         _save(home, known)
     if len(done) < len(doomed):
         raise RunError(f"the SuperLink did not unregister {len(doomed) - len(done)} keys of {name!r}; {_BY_HAND}")
-    return len(done)
 
 
 def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]:
@@ -227,7 +226,7 @@ def key_digest(key: EllipticCurvePublicKey) -> str:
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def _known(home: Path) -> list[KnownNode]:
+def known_nodes(home: Path) -> list[KnownNode]:
     try:
         return [KnownNode(**each) for each in json.loads((home / NODES_FILE).read_text(encoding="utf-8"))]
     except FileNotFoundError:

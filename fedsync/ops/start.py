@@ -21,7 +21,7 @@ from fedsync.common.proxies import split
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.flower.process_environment import flower_environment
-from fedsync.flower.registration import Registered, register_each, revoke_keys
+from fedsync.flower.registration import Registered, known_nodes, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.audit_heads import HeadKeeper
 from fedsync.ops.owner_window import PresenceWatch
@@ -145,18 +145,20 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
     """Revoke the registration of a silo's keys, after the hubs of active runs reject the silo: so a killed command can
-    be repeated. Raises `ConfigError` if no key is registered under the name, the file still lists the name, or the
-    server has no TLS. Raises `RunError` if the server does not answer.
+    be repeated. Raises `ConfigError` if the name was never registered, the file still lists the name, or the server
+    has no TLS. Raises `RunError` if the server does not answer.
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
     _require_authority(config)
-    _strike(Path(config.state), {name}, set())
-    revoked = revoke_keys(name, Path(config.state), CONNECTION)
-    if revoked > 0 or name in read_registered(Path(config.state)):
-        note_registered(Path(config.state), {name: REVOKED})
-    if revoked == 0:
-        raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
+    state = Path(config.state)
+    known = {*read_registered(state), *(node.name for node in known_nodes(state))}
+    if name not in known:
+        remedy = f"Check the name; registered were: {', '.join(sorted(known)) or 'none'}"
+        raise ConfigError("silo name", f"no key was ever registered under {name!r}", remedy)
+    _strike(state, {name}, set())
+    revoke_keys(name, state, CONNECTION)
+    note_registered(state, {name: REVOKED})
 
 
 def _require_authority(config: ServerStartConfig) -> None:

@@ -18,7 +18,7 @@ from fedsync.common.proxies import Way
 from fedsync.common.sandbox.confinement import can_confine
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.flower.registration import Registered
+from fedsync.flower.registration import NODES_FILE, Registered
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops import start
@@ -257,7 +257,7 @@ def test_what_was_registered_since_the_last_health_file_counts(
     monkeypatch.setattr(start, "register_each", lambda *arguments: Registered())
     start.register_silos(config)
     assert found().detail == "berlin, rome"
-    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 1)
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: None)
     start.revoke_silo(config.model_copy(update={"silos": {"berlin": silos["berlin"]}}), "rome")
     failed(found(), "rome: revoked", "fedsync server register")
 
@@ -270,7 +270,9 @@ def test_a_revoked_silo_is_not_shown_as_registered_by_a_server_that_registered_i
     both = {"berlin": "registered", "rome": "registered"}
     config = running_server(certificates, closed_port, tmp_path / "state", silos=both)
     config = config.model_copy(update={"silos": {"berlin": key}})
-    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: 1)
+    known = [{"name": "rome", "key": "00", "node": "1"}]
+    (tmp_path / "state" / NODES_FILE).write_text(json.dumps(known))
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: None)
     start.revoke_silo(config, "rome")
     found = next(each for each in preflight.check_server(config, NOW) if each.name == "registration")
     assert found.ok and found.detail == "berlin"
