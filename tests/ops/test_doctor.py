@@ -4,6 +4,8 @@ import json
 import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.commands.doctor import report
 from fedsync.common.errors import ConfigError
+from fedsync.common.locks import held
 from fedsync.common.proxies import Way
 from fedsync.common.sandbox.confinement import can_confine
 from fedsync.config.server_start import ServerStartConfig
@@ -26,11 +29,13 @@ from fedsync.ops.doctor import health, preflight
 from fedsync.ops.doctor import machine_checks as checks
 from fedsync.ops.doctor import network_checks as network
 from fedsync.ops.doctor.machine_checks import Check
+from fedsync.ops.supervisor import LOCK_FILE, alone_in
 from fedsync.silo.owner.lockout import Lockout
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import STATE
 
 NOW = datetime.now(UTC)
+LOCKS = ExitStack()
 
 
 @pytest.fixture
@@ -38,6 +43,19 @@ def closed_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(autouse=True)
+def locks() -> Iterator[None]:
+    with LOCKS:
+        yield
+
+
+def supervised(state: Path) -> Path:
+    """A state folder whose supervisor lives until the end of the test."""
+    if not held(state / LOCK_FILE):
+        LOCKS.enter_context(alone_in(state))
+    return state
 
 
 def failed(check: Check, detail: str, remedy: str) -> None:
@@ -159,7 +177,7 @@ def test_skew_counts_from_the_nearest_it_can_be(there: float, before: float, aft
 def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
     trainers = {"0a": {"pid": 7, "state": "idle", "since": "x"}, "0b": {"pid": 8, "state": "silent", "since": "y"}}
     said = {"state": "running", "since": "x", "restarts": 0, "at": NOW.isoformat(), "trainers": trainers}
-    (tmp_path / "health.json").write_text(json.dumps(said))
+    (supervised(tmp_path) / "health.json").write_text(json.dumps(said))
     failed(health.check_health(tmp_path, NOW), "the trainer in 0b has not answered since y", "process, 8")
     del trainers["0b"]
     (tmp_path / "health.json").write_text(json.dumps(said))
@@ -194,6 +212,8 @@ def test_what_the_supervisor_says(tmp_path: Path) -> None:
     file = tmp_path / "health.json"
     assert health.check_health(tmp_path, NOW).detail == "not running"
 
+    supervised(tmp_path)
+
     def write(state: str, age_s: float) -> None:
         at = (NOW - timedelta(seconds=age_s)).isoformat()
         file.write_text(f'{{"state": "{state}", "since": "x", "restarts": 3, "last_error": "no data", "at": "{at}"}}')
@@ -209,8 +229,18 @@ def test_what_the_supervisor_says(tmp_path: Path) -> None:
     assert health.check_health(tmp_path, NOW).detail == "not running"
 
 
+def test_a_supervisor_that_was_killed_is_not_running_although_its_last_words_are_recent(tmp_path: Path) -> None:
+    said = {"state": "running", "since": "x", "restarts": 0, "at": NOW.isoformat()}
+    with alone_in(tmp_path):
+        (tmp_path / "health.json").write_text(json.dumps(said))
+        assert health.is_running(tmp_path, NOW)
+        assert health.check_health(tmp_path, NOW).detail == "running since x, 0 restarts"
+    for check in (health.check_health, health.check_registration, health.check_runs):
+        assert check(tmp_path, NOW).detail == "not running"
+
+
 def test_what_the_keeper_says(tmp_path: Path) -> None:
-    assert health.check_runs(tmp_path, NOW).detail == "not running"
+    assert health.check_runs(supervised(tmp_path), NOW).detail == "not running"
     run = {"phase": "at work", "tries": 5, "next": None, "reason": "its server process died"}
 
     def check(looked_s: float | None, since_s: float = 5000.0, **changed: object) -> Check:
@@ -309,9 +339,8 @@ def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: in
 
 def running_server(certificates: Path, port: int, state: Path, **told: object) -> ServerStartConfig:
     """A server's file whose supervisor is at work, as its health file says."""
-    state.mkdir(mode=0o700, exist_ok=True)
     at = {"state": "running", "since": NOW.isoformat(), "at": NOW.isoformat(), "restarts": 0}
-    (state / "health.json").write_text(json.dumps({**at, **told}))
+    (supervised(state) / "health.json").write_text(json.dumps({**at, **told}))
     return ServerStartConfig(host="127.0.0.1", port=port, certificates=str(certificates), state=str(state))
 
 

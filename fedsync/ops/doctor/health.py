@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from fedsync.common.locks import held
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.ops.audit_check import check_audit
 from fedsync.ops.audit_heads import takes_heads
 from fedsync.ops.doctor.machine_checks import Check, guarded
 from fedsync.ops.registration_loop import DONE, REVOKED, read_registered
-from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE
+from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE, LOCK_FILE
 from fedsync.silo.owner.approvals import APPROVALS, Approvals
 from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import STATE_FOLDER
@@ -110,7 +111,7 @@ def check_audit_log(config: SiloStartConfig) -> Check:
 
 def is_running(state: Path, now: datetime) -> bool:
     health = _health(state)
-    return health is not None and _is_recent(health.get("at"), now, FRESH_S) and health.get("state") != "stopped"
+    return health is not None and _is_recent(health.get("at"), now, FRESH_S)
 
 
 def _is_in_trouble(run: dict[str, object]) -> bool:
@@ -130,8 +131,8 @@ def _table(values: dict[str, object], key: str) -> dict[str, object]:
 
 
 def _health(state: Path) -> dict[str, object] | None:
-    try:
-        found = json.loads((state / HEALTH_FILE).read_text(encoding="utf-8"))
+    try:  # a killed supervisor leaves a health file that is still recent, but no lock
+        found = json.loads((state / HEALTH_FILE).read_text(encoding="utf-8")) if held(state / LOCK_FILE) else None
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
