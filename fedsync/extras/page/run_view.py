@@ -52,7 +52,8 @@ class RunView:
                 self._add(entry)
             if self._run is None:
                 return {"entries": 0, "title": self._folder.name, "why": before_its_beginning(self._folder)}
-            return self._shown(self._run, cut=self._run.is_cut_off(summary=summary, gone=gone))
+            self._run.note_end(summary=summary, gone=gone)
+            return self._shown(self._run)
 
     def _ended(self, ended: EndedOrder) -> None:
         self._spans[ended.silo].append(ended)
@@ -72,15 +73,13 @@ class RunView:
             reason = "; ".join([*notes, *([entry.reason] if entry.reason else [])])
             self._decisions.append({"at_s": entry.at_s, "did": did[:_LONGEST], "reason": reason[:_LONGEST]})
 
-    def _shown(self, run: LiveRun, *, cut: bool) -> dict[str, Any]:
-        ledger, steered = run.ledger, run.steered
+    def _shown(self, run: LiveRun) -> dict[str, Any]:
+        ledger, steered, cut = run.ledger, run.steered, run.cut_off
         quiet_s = 0.0 if cut else time.monotonic() - self._news_s
         summary, now_s = ledger.summary(), run.now_s(quiet_s)
         ended = ledger.stopped is not None
         state = "stopped" if ended else "cut off" if cut else "paused" if steered.paused else "running"
-        why = (
-            ledger.stopped.reason if ledger.stopped is not None else way_on(run.runtime, self._folder) if cut else None
-        )
+        why = way_on(run.runtime, self._folder) if cut else ledger.stopped.reason if ledger.stopped else None
         names = sorted(ledger.silos, key=natural)
         waited = {silo["name"]: silo["wait_s"] for silo in summary["silos"]}
         return {

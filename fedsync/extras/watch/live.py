@@ -61,6 +61,7 @@ class LiveRun:
         self.absences = Absences(MOST_ABSENCES)
         self._paces: dict[str, _Pace] = {}
         self._last_s = 0.0
+        self.cut_off = False
 
     def add(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)
@@ -76,7 +77,7 @@ class LiveRun:
 
     def now_s(self, quiet_s: float) -> float:
         """Return the run's time ``quiet_s`` wall-clock seconds after the last entry; virtual time does not advance."""
-        return self._last_s if self.virtual or self.ledger.stopped else self._last_s + quiet_s
+        return self._last_s if self.virtual or self.ledger.stopped or self.cut_off else self._last_s + quiet_s
 
     @property
     def name(self) -> str:
@@ -99,9 +100,9 @@ class LiveRun:
         return min(bounds) if bounds else None
 
     def order_left_s(self, name: str, now_s: float) -> float | None:
-        """Return the expected remaining seconds of the silo's order; None without an order or a finished order."""
+        """Return the expected seconds until the silo's order ends; None without an order, or after the run's end."""
         silo, pace = self.ledger.silos[name], self._paces.get(name)
-        if silo.order is None or pace is None:
+        if silo.order is None or pace is None or self.cut_off:
             return None
         train_s = silo.order.planned_samples / pace.speed
         if silo.order.budget_s is not None:
@@ -111,22 +112,22 @@ class LiveRun:
     def state_of(self, name: str, now_s: float) -> str:
         why = self.absences.why(name, now_s)
         if self.ledger.silos[name].order is not None and why != DROPPED:
-            return "working"
+            return "cut off" if self.cut_off else "working"
         return why if why in (DROPPED, AWAY, GONE) else "idle"
 
-    def is_cut_off(self, *, summary: bool, gone: bool) -> bool:
-        """Return True if the run ended without its regular stop.
+    def note_end(self, *, summary: bool, gone: bool) -> None:
+        """Note whether the run ended without its regular stop, so that no silo works for it: ``cut_off``.
 
         ``summary``: the summary file exists; check this, and ``gone``, before reading the newest entries.
         """
-        return self.ledger.stopped is None and (summary or (gone and not self.virtual))
+        self.cut_off = self.ledger.stopped is None and (summary or (gone and not self.virtual))
 
     def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
-        rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
+        rows = [self._headline(quiet_s), *([words(way_on)] if way_on else [])]
         rows += [words(f"Note: {each.words}", "red") for each in self.ledger.missing()[:MOST_NAMED]]
-        return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))
+        return Group(*rows, self._table(self.now_s(quiet_s)))
 
-    def _headline(self, quiet_s: float, over: bool) -> RenderableType:
+    def _headline(self, quiet_s: float) -> RenderableType:
         ledger, total = self.ledger, self.steered.stop.get("rounds")
         rounds, accuracy, left_s = ledger.rounds, ledger.accuracy, self.left_s()
         unit = "virtual s" if self.virtual else "s"
@@ -139,7 +140,7 @@ class LiveRun:
         ]
         if ledger.stopped is not None:
             parts.append(f"stopped: {ledger.stopped.reason}")
-        elif over:
+        elif self.cut_off:
             parts.append("cut off")
         elif self.steered.paused:
             parts.append("paused by the operator")
@@ -208,10 +209,10 @@ def watch(
                     console.print(view)
                     told = before
             else:
-                cut = run.is_cut_off(summary=ended, gone=gone)
+                run.note_end(summary=ended, gone=gone)
                 # A deployed run is resumed automatically. At a terminal, the user may wait for a manual resume.
-                ended = ended or run.ledger.stopped is not None or (cut and live is None and run.runtime == "local")
-                view = run.view(wall() - news_s, way_on(run.runtime, folder) if cut else "")
+                ended |= run.ledger.stopped is not None or (run.cut_off and live is None and run.runtime == "local")
+                view = run.view(wall() - news_s, way_on(run.runtime, folder) if run.cut_off else "")
             if live is not None:
                 live.update(view, refresh=True)
             if ended:

@@ -84,6 +84,15 @@ def test_what_the_operator_did_is_in_the_table_and_in_the_books() -> None:
     assert run.ledger.missing() == []
 
 
+def test_nobody_works_for_a_run_that_was_cut_off_until_it_is_resumed() -> None:
+    run = half_way()
+    run.note_end(summary=False, gone=True)
+    assert row(run, "b", quiet_s=0.3)[1:] == ["cut", "off", "2", "8", "100.0", "-", "0.0%"]
+    assert row(run, "a")[1] == "idle" and "cut off" in text(run)
+    run.note_end(summary=False, gone=False)
+    assert row(run, "b", quiet_s=0.3)[1] == "working" and row(run, "b", quiet_s=0.3)[5] == "0.2"
+
+
 def test_time_passes_between_entries_of_a_real_run_and_not_of_a_virtual_one() -> None:
     assert row(half_way("local"), "b", quiet_s=0.3)[5] == "0.2"
     assert row(half_way("local"), "b", quiet_s=9.0)[5] == "0.0"
@@ -178,6 +187,9 @@ def test_a_run_whose_server_process_was_killed_is_cut_off_and_says_how_it_goes_o
     page = RunView(tmp_path)
     look = page.look()
     assert look["state"] == ("cut off" if on else "paused")
+    # Both silos had an order when the server process was killed.
+    assert ("working" in seen()) != on
+    assert {silo["state"] for silo in look["silos"]} == {"cut off" if on else "working"}
     assert (str(tmp_path) in str(look["why"])) == on
     page._news_s -= 60.0
     assert page.look()["now_s"] == 1.0, "its clock stands"
