@@ -96,9 +96,9 @@ class Ledger:
     @classmethod
     def of(cls, header: Mapping[str, Any], **options: Any) -> Ledger:
         """Return the ledger of the journal with this header; ``options`` are further fields."""
-        ledger = cls(header.get("target_accuracy"), int(header.get("model_bytes") or 0), **options)
-        ledger.lost.expected = expected_of(header)
-        return ledger
+        log = "a warning of this run" if header.get("runtime") == "virtual" else "its own log"
+        lost = LostSilos(expected_of(header), log=log)
+        return cls(header.get("target_accuracy"), int(header.get("model_bytes") or 0), lost=lost, **options)
 
     def add(self, entry: JournalEntry) -> None:
         self._let_go()

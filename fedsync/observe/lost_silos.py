@@ -78,12 +78,14 @@ class LostSilos:
     Args:
         told: number of all messages, including messages that were evicted.
         evaluates: silos are expected to evaluate; False in simulations of time only.
+        log: place that has the reasons of a silo's failures.
     """
 
     expected: Collection[str] = ()
     told: int = 0
     over: bool = False
     evaluates: bool = True
+    log: str = "its own log"
     _parts: dict[str, _Part] = field(default_factory=dict)
     _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     _attendance: Attendance = field(default_factory=Attendance)
@@ -161,26 +163,20 @@ class LostSilos:
         if part.row >= MAX_FAILURES:
             self._tell(f"{silo} is back")
         part.row = 0
-        if report.presence is not None:
-            self._attendance.hear(silo, at_s, report.presence)
+        self._attendance.hear(silo, at_s, report.presence)
         if order.evaluate:
             # A visible loss means that the figures are not sealed, so a missing evaluation is a failure.
             self.evaluate(silo, report.evaluation, told=report.loss is not None)
 
     def evaluate(self, silo: str, found: Evaluation | None, *, told: bool = False) -> None:
-        """Record an evaluation, or its failure.
-
-        Args:
-            found: None where the evaluation failed or is sealed.
-            told: metrics are not sealed, so None is a failure.
-        """
+        """Record an evaluation: None if it failed or is sealed, and a failure if metrics are not sealed (``told``)."""
         part = self._part(silo)
         if found is not None:
             part.evaluated |= found.samples > 0
         elif self.evaluates and (told or part.evaluated):
             part.unevaluated += 1
             if part.unevaluated == 1:
-                self._tell(f"an evaluation of {silo} failed, which costs no training; its own log says why")
+                self._tell(f"an evaluation of {silo} failed, which costs no training; {self.log} says why")
 
     def commit(self, silos: Iterable[str]) -> None:
         for silo in silos:
@@ -230,7 +226,7 @@ class LostSilos:
                 times = "once" if part.returns == 1 else f"{part.returns} times"
                 words.append(f"{name} was lost {times}, for {part.away_s:.1f} s in all, the last by: {part.gone}")
             if part.unevaluated:
-                words.append(f"{part.unevaluated} evaluations of {name} failed; its own log says why")
+                words.append(f"{part.unevaluated} evaluations of {name} failed; {self.log} says why")
             if self.over and several and part.counts and not part.evaluated:
                 words.append(f"no model was evaluated by {name}: accuracy and loss are of the other silos alone")
         yield from words[:MOST_NAMED]

@@ -17,6 +17,7 @@ from fedsync.extras.page.run_view import RunView
 from fedsync.extras.report.card import model_card
 from fedsync.extras.report.data import read_run
 from fedsync.observe.progress import RunProgress
+from fedsync.observe.replay import read_ledger
 from fedsync.observe.terminal import Terminal
 from fedsync.simulation.run import run_virtual
 from fedsync.simulation.timing_only import run_timing
@@ -27,6 +28,13 @@ from tests.simulation.lost import CLIENT_APP, SILO_APP, SILOS, run, strategy
 RAISES = {"loss": "if wrong: raise KeyError('age')"}
 PLACE = "app.py, line 20: KeyError: 'age'"
 ALONE = "no model was evaluated by a"
+
+
+def told_of(folder: Path, runtime: str) -> list[str]:
+    """Notes on the run in this folder, had it been of this runtime."""
+    header, *lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    (folder / "journal.jsonl").write_text(json.dumps(json.loads(header) | {"runtime": runtime}) + "\n" + "".join(lines))
+    return [str(note) for note in read_ledger(folder / "journal.jsonl").summary()["notes"]]
 
 
 class News:
@@ -129,6 +137,17 @@ def test_an_evaluation_that_fails_costs_no_training(
     assert summary["lost"] == [] and any(note.startswith(ALONE) for note in summary["notes"])
     warned = [record.getMessage() for record in caplog.records if "its evaluation failed" in record.getMessage()]
     assert len(warned) == bool(said) and all(said in each for each in warned), "once, and why"
+
+
+def test_the_reason_of_a_failed_evaluation_is_where_the_note_says_it_is(tmp_path: Path) -> None:
+    """An emulated silo has no log of its own; its warnings are those of the run."""
+    news = News()
+    chosen = strategy(tmp_path, SILO_APP, evaluate="if wrong: raise KeyError('age')")
+    notes = run_virtual(chosen, SILOS, tmp_path / "out", listeners=[news])["notes"]
+    for lines, what in ((news.lines, "an evaluation of a failed"), (notes, "evaluations of a failed")):
+        (line,) = [line for line in lines if what in line]
+        assert line.endswith("; a warning of this run says why")
+    assert "evaluations of a failed; its own log says why" in " ".join(told_of(tmp_path / "out", "deployment"))
 
 
 @pytest.mark.parametrize(
