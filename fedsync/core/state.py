@@ -211,7 +211,7 @@ class CoordinatorState:
     def judge(self, policies: Policies, settled: Iterable[Settled]) -> None:
         stop = policies.stop
         rules = policies.selection, None if stop.target is None else stop.target.rule, stop.steady
-        for each in settled:
+        for each in (each for each in settled if each.counts):
             self.leaders = self.leaders.after(rules, each.score, each.found, policies.metrics)
 
     def next_order(

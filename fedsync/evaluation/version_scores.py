@@ -51,10 +51,14 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Pooled score of a version without pending evaluations, and the evaluations by silo, which may change later."""
+    """Pooled score of a version without pending evaluations, and the evaluations by silo, which may change later.
+
+    ``counts``: enough silos scored the version for the choice of the best version and for stop rules; see `Scores`.
+    """
 
     score: Score
     found: Mapping[str, Evaluation]
+    counts: bool = True
 
 
 @dataclass(slots=True)
@@ -68,6 +72,9 @@ class Scores:
     asynchronous barrier few silos evaluate a version, and their data say little about the other silos' data. Then
     the score pools the newest evaluation of every connected silo. Otherwise a silo with easy data would reach the
     target for all.
+
+    For the same reason, a score counts only if it pools more than half of the silos that ever evaluated a version.
+    Lost silos belong to these silos, dropped silos do not. Other scores are reported, but no decision uses them.
 
     Args:
         metrics: additional metrics of a score.
@@ -114,10 +121,13 @@ class Scores:
     def under_way(self, version: int) -> bool:
         return version in self._open
 
-    def forget(self, silo: str) -> None:
+    def forget(self, silo: str, *, dropped: bool = False) -> None:
         """Remove a lost silo's evaluation from the rolling pool; it still counts for the versions that it evaluated."""
-        if self._newest.pop(silo, None) is not None:
+        if silo in self._rolling.found:
             self._rolling.add(self._rolling.found.pop(silo), self.known, times=-1)
+            self._newest[silo] = -1
+        if dropped:
+            self._newest.pop(silo, None)
 
     def restart(self, version: int) -> None:
         self._open = {version: _Pool()}
@@ -138,10 +148,11 @@ class Scores:
             pool = self._open.pop(version)
             if pool.samples == 0 or version < self.settled:
                 continue
-            if len(pool.found) < len(self._newest):
+            if len(pool.found) < len(self._rolling.found):
                 pool = self._rolling
-            settled.append(Settled(Score(version, *pool.score, pool.sums.numbers(self.metrics)), pool.found))
-            self._count(settled[-1].score)
+            score = Score(version, *pool.score, pool.sums.numbers(self.metrics))
+            settled.append(Settled(score, pool.found, 2 * len(pool.found) > len(self._newest)))
+            self._count(settled[-1])
         self._done = []
         return settled
 
@@ -149,13 +160,13 @@ class Scores:
         """Take a score attested by silos under sealed figures; return False if this or a newer version is settled."""
         if score.version <= self.settled:
             return False
-        self._count(score)
+        self._count(Settled(score, {}))
         return True
 
-    def _count(self, score: Score) -> None:
-        self.settled = max(self.settled, score.version)
-        value = standing_in(score.numbers)
-        if value is not None:
+    def _count(self, found: Settled) -> None:
+        self.settled = max(self.settled, found.score.version)
+        value = standing_in(found.score.numbers)
+        if value is not None and found.counts:
             self.since_best = 0 if value > self.best else self.since_best + 1
             self.best = max(self.best, value)
 

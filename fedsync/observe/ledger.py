@@ -111,7 +111,7 @@ class Ledger:
             for drop in self.steered.add(entry):
                 self._lose(drop.silo, drop.at_s, taken=True)
                 self.lost.drop(drop.silo, drop.at_s, drop.reason)
-                self._scores.forget(drop.silo)
+                self._scores.forget(drop.silo, dropped=True)
             self.lost.readmit(self.steered.dropped)
         self._settle()
         for action in entry.actions:
@@ -377,6 +377,7 @@ class Ledger:
         settled = self._scores.settle()
         for each in settled:
             self._score(each.score)
+            self.lost.few_scored += not each.counts
         if settled:
             self.judged.settle(settled)
 

@@ -79,6 +79,7 @@ class LostSilos:
         told: number of all messages, including messages that were evicted.
         evaluates: silos are expected to evaluate; False in simulations of time only.
         log: place that has the reasons of a silo's failures.
+        few_scored: number of versions whose score does not count; see `fedsync.evaluation.version_scores.Scores`.
     """
 
     expected: Collection[str] = ()
@@ -86,6 +87,7 @@ class LostSilos:
     over: bool = False
     evaluates: bool = True
     log: str = "its own log"
+    few_scored: int = 0
     _parts: dict[str, _Part] = field(default_factory=dict)
     _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     _attendance: Attendance = field(default_factory=Attendance)
@@ -216,6 +218,8 @@ class LostSilos:
         if self._spoiled:
             many = f"{self._spoiled} versions lack updates, because one silo made their sums invalid"
             yield f"{many}; possible silos: {self._suspected()}"
+        if self.few_scored:
+            yield f"{self.few_scored} versions cannot be the best: half of the silos or fewer scored them"
         words = [each.words for each in missing]
         names = {each.silo for each in missing}
         several = any(part.evaluated for part in self._parts.values())

@@ -6,8 +6,9 @@ import pytest
 
 from fedsync.core.actions import Commit, Discard, Evaluate, KeepBest, Stop
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Evaluated, SiloLost
+from fedsync.core.events import Evaluated, OperatorAsked, SiloLost
 from fedsync.core.journal import JournalEntry
+from fedsync.core.operator.operator_commands import DropSilo
 from fedsync.core.orders import Evaluation, Score, Split, Subject
 from fedsync.core.stopping import StopRules
 from fedsync.evaluation.version_scores import Leader, Numbers, Selection
@@ -140,3 +141,32 @@ def test_a_silo_that_is_lost_at_the_end_is_waited_for_by_no_question() -> None:
     coordinator.handle(told(Evaluate(1, ("a",), Split.TEST), 0.9), 3.0)
     entry = coordinator.handle([SiloLost(3.0, "b", "gone")], 3.0)
     assert of_type(entry, Evaluate) == [Evaluate(0, ("a",), Split.TEST, Subject.BEST)]
+
+
+# Versions that few silos scored.
+
+
+def test_a_version_that_only_a_minority_scored_is_not_the_best_and_ends_no_run() -> None:
+    """a has easy data. Its 0.99 alone is no better version than the 0.6 of all three, and reaches no target for all."""
+    rules = StopRules(rounds=9, target_accuracy=0.95)
+    coordinator = Coordinator(policies(stop=rules))
+    entry = coordinator.handle(joined("a", "b", "c"), 0.0)
+    accuracies = {"a": 0.98, "b": 0.4, "c": 0.42}
+    first = [answer(n, o, 1.0, evaluation=scored(accuracies[n])) for n, o in orders(entry).items()]
+    work = orders(coordinator.handle(first, 1.0))
+    assert coordinator.best == KeepBest(Score(0, 0.6, 2.0), 0.6)
+    lost = [SiloLost(2.0, name, "gone") for name in "bc"]
+    entry = coordinator.handle([*lost, answer("a", work["a"], 2.0, evaluation=scored(0.99))], 2.0)
+    assert coordinator.best == KeepBest(Score(0, 0.6, 2.0), 0.6)
+    assert orders(entry).keys() == {"a"}, "the run goes on"
+    entry = coordinator.handle([answer("a", orders(entry)["a"], 3.0), *joined("b", at_s=3.0)], 3.0)
+    entry = finish(coordinator, entry, 4.0, 0.7)
+    assert coordinator.best == KeepBest(Score(3, 0.7, 2.0), 0.7), "two of three are a majority"
+
+
+def test_a_dropped_silo_need_not_score_a_version() -> None:
+    coordinator = Coordinator(policies(stop=StopRules(rounds=9)))
+    entry = finish(coordinator, coordinator.handle(joined("a", "b"), 0.0), 1.0, 0.5)
+    entry = coordinator.handle([OperatorAsked(1.5, "1", DropSilo("b")), answer("a", orders(entry)["a"], 2.0)], 2.0)
+    finish(coordinator, entry, 3.0, 0.6)
+    assert coordinator.best == KeepBest(Score(2, 0.6, 2.0), 0.6)

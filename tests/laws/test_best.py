@@ -68,6 +68,7 @@ class Oracle:
     under_way: Counter[int] = field(default_factory=Counter)
     own: dict[int, dict[str, Evaluation]] = field(default_factory=dict)
     newest: dict[str, Evaluation] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
     closing: bool = False
     settled: int = -1
     best: tuple[int, float] | None = None
@@ -106,6 +107,7 @@ class Oracle:
             if evaluation is not None:
                 self.own.setdefault(version, {}).setdefault(silo, evaluation)
                 self.newest[silo] = evaluation
+                self.seen.add(silo)
         return version
 
     def _judge(self, version: int) -> None:
@@ -115,7 +117,7 @@ class Oracle:
         self.settled = version
         pool = [*(own if len(own) >= len(self.newest) else self.newest).values()]
         value = sum(each.correct for each in pool) / sum(each.samples for each in pool)
-        if self.best is None or value > self.best[1]:
+        if 2 * len(pool) > len(self.seen) and (self.best is None or value > self.best[1]):
             self.best = version, value
 
 

@@ -293,3 +293,17 @@ def test_orders_in_work_count_as_busy_so_far() -> None:
     coordinator, _ = begin("a", "b")
     ledger = books(coordinator, [(2.5, [])], "a", "b")
     assert [row["wait_s"] for row in ledger.summary()["silos"]] == [0.0, 0.0]
+
+
+def test_a_note_counts_the_versions_that_few_silos_scored() -> None:
+    """b is lost in round 2; then a alone scores version 1 and, at the end, version 2."""
+    coordinator, first = begin("a", "b", stop=StopRules(rounds=2))
+    entry = coordinator.handle([answer(n, o, 1.0, evaluation=scored(0.5)) for n, o in first.items()], 1.0)
+    ledger = Ledger()
+    for each in (Coordinator(policies()).handle(joined("a", "b"), 0.0), entry):
+        ledger.add(each)
+    ledger.add(coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0))
+    ledger.add(coordinator.handle([answer("a", orders(entry)["a"], 3.0, evaluation=scored(0.9))], 3.0))
+    ledger.add(coordinator.handle([Evaluated(4.0, "a", 2, scored(0.9))], 4.0))
+    assert ledger.summary()["best"]["version"] == 0
+    assert "2 versions cannot be the best: half of the silos or fewer scored them" in ledger.summary()["notes"]

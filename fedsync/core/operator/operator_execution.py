@@ -142,6 +142,7 @@ def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions
             if silo is not None:
                 actions.extend(HaltEarly(name, order.update_id) for order in silo.orders)
             lose(state, name, why or _DROPPED, actions)
+            state.scores.forget(name, dropped=True)
         case ReadmitSilo(name):
             return steering.readmit(name, asked.at_s)
         case ChangeStop() as changed:
