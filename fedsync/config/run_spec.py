@@ -61,11 +61,12 @@ class RunSpec(SparingSection):
         queues: whether a silo may receive an order while another order is in progress.
         on_round: per-round settings for training code, beside ``train_config``; a policy of the user may send any.
         stop: stop rules of the server.
+        versions: limit of versions that silos train, where rollbacks make versions beside the rounds; else None.
         admitted: names of the silos that may take part; empty for all registered silos.
         privacy: differential privacy of the training; None without it.
     """
 
-    features: ClassVar[tuple[str, ...]] = ("privacy",)
+    features: ClassVar[tuple[str, ...]] = ("privacy", "versions")
 
     seed: int
     silos: Annotated[int, Field(ge=1)]
@@ -87,6 +88,7 @@ class RunSpec(SparingSection):
     queues: bool = False
     on_round: Annotated[RoundPolicy, Chosen("on_round")] | None = None
     stop: StopConfig | None = None
+    versions: Annotated[int, Field(ge=1)] | None = None
     admitted: list[str] = Field(default_factory=list)
     privacy: PrivacyConfig | None = None
 
@@ -111,6 +113,8 @@ class RunSpec(SparingSection):
             admitted=list(config.silos or ()),
             quorum=quorum,
             queues=config.barrier.queues,
+            # Between two rollbacks there is a round.
+            versions=2 * config.stop.rounds if config.stop.rounds and config.barrier.innermost.rolls_back else None,
             on_round=told_of(config.on_round),
         )
 

@@ -14,6 +14,7 @@ from fedsync.common.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Dispatch
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.silo.owner import approvals as module
 from fedsync.silo.owner.approvals import APPROVALS, MOST_WAITING, UNUSED_S, Approvals, AwaitsApproval
@@ -21,6 +22,7 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy, owner_environment
 from fedsync.silo.owner.refusals import PASSING, explained, refuse
 from fedsync.silo.protocol import AskModel, Describe, Hello, Identity, Refusal, Refused, exchange
 from fedsync.silo.session.service import TrainerService
+from tests.simulation.fake import machines, simulate
 
 SPEC = RunSpec.of(StrategyConfig.load("fedavg", ["local.threads=1", "stop.rounds=5"]), None, 3)
 ORDER = WorkOrder("berlin/1", 0, 1, 8, 2, 0.1, seed=1)
@@ -173,6 +175,19 @@ def test_an_owner_who_says_nothing_is_not_asked(tmp_path: Path) -> None:
     assert not (tmp_path / APPROVALS).exists()
 
 
+def test_a_rollback_takes_no_round_from_those_that_an_owner_approved(tmp_path: Path) -> None:
+    """A rollback makes a version, so an order of the last round trains a version beyond the number of rounds."""
+    interval = "barrier.interval={kind: linear, interval_s: 1.0}"
+    config = StrategyConfig.load("fsp", ["stop.rounds=20", "stop.seconds=null", "stop.target_accuracy=null", interval])
+    entries = simulate(tmp_path, machines({"speed": 256.0}, {"speed": 64.0}), config).entries
+    found = [action.order for entry in entries for action in entry.actions if isinstance(action, Dispatch)]
+    assert max(order.base_version for order in found) > 20 - 1
+    versions = RunSpec.of(config, None, 2).versions
+    for order in found:
+        OwnerPolicy(approvals="/x").begin(order, versions=versions)
+    assert versions == 40 and SPEC.versions is None
+
+
 @pytest.mark.parametrize(
     ("order", "allowed"),
     [
@@ -184,9 +199,9 @@ def test_an_owner_who_says_nothing_is_not_asked(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_is_trained_beyond_the_rounds_that_were_confirmed(order: WorkOrder, allowed: bool) -> None:
-    OwnerPolicy().begin(order, rounds=5)
+    OwnerPolicy().begin(order, versions=5)
     if allowed:
-        OwnerPolicy(approvals="/x").begin(order, rounds=5)
+        OwnerPolicy(approvals="/x").begin(order, versions=5)
         return
-    with pytest.raises(OwnerRefusal, match="the owner approved 5 rounds"):
-        OwnerPolicy(approvals="/x").begin(order, rounds=5)
+    with pytest.raises(OwnerRefusal, match="the owner approved 5 versions"):
+        OwnerPolicy(approvals="/x").begin(order, versions=5)

@@ -175,27 +175,27 @@ class OwnerPolicy(Section):
         return None if self.presence is None else self.presence.told(utc_now())
 
     def begin(
-        self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None, counted: bool = False
+        self, order: WorkOrder, *, survey: bool = False, versions: int | None = None, counted: bool = False
     ) -> None:
         """Check that the silo may carry out an order, and count it; a refused order does not count.
 
         Args:
             survey: whether the order asks for column statistics.
-            rounds: number of rounds that the owner confirmed.
+            versions: number of versions that the owner approved.
             counted: whether the order was counted before, and begins again with another payload.
 
         Raises:
             LimitReached: the order is too small, or exceeds the hourly limit.
             SiloAway: the silo is outside its availability window.
-            OwnerRefusal: the order goes beyond the confirmed rounds.
+            OwnerRefusal: the order goes beyond the approved versions.
             ConfigError: the order cannot be counted.
         """
         away_s = 0.0 if self.presence is None else self.presence.next_s(utc_now())
         if away_s > 0:
             raise SiloAway(away_s)
         trains = not (order.scores_only or order.apart)
-        if self.approvals is not None and rounds is not None and trains and order.base_version >= rounds:
-            problem = f"the order trains version {order.base_version}, and the owner approved {rounds} rounds"
+        if self.approvals is not None and versions is not None and trains and order.base_version >= versions:
+            problem = f"the order trains version {order.base_version}, and the owner approved {versions} versions"
             raise OwnerRefusal("approve", problem, "Begin another run, which the owner can approve")
         if self.limits is not None:
             _at_least("batch_size", order.batch_size, self.limits.batch_size)

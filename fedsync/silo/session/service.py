@@ -69,7 +69,7 @@ class TrainerService:
             )
         self._identity, self._owner = identity, owner
         self._surveys = isinstance(spec.task, SurveyConfig)
-        self._rounds = None if spec.stop is None else spec.stop.rounds
+        self._versions = spec.versions or (None if spec.stop is None else spec.stop.rounds)
         self._waits = bool(spec.emulate) or spec.task.own_loop
         self.hangs = False
         """Whether a task hangs, so that this process is of no further use."""
@@ -136,7 +136,7 @@ class TrainerService:
         """Begin or queue an order, unless it is known, and wait; a queued order too is checked on arrival."""
 
         def allow(again: bool) -> None:
-            self._owner.begin(order, survey=self._surveys, rounds=self._rounds, counted=again)
+            self._owner.begin(order, survey=self._surveys, versions=self._versions, counted=again)
 
         return self._orders.enter(order, received, allow).reply(wait_s)
 
