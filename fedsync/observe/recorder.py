@@ -112,7 +112,7 @@ class Recorder:
         with _writing(out):
             _write_yaml(out / "config.yaml", config)
             outputs = (ROUNDS, "summary.json", evaluations.FILE, evaluations.CROSS_SITE)
-            for name in ("silos.yaml", *outputs, *([] if resume else [JOURNAL])):
+            for name in (*outputs, *(["silos.yaml"] if silos is None else []), *([] if resume else [JOURNAL])):
                 (out / name).unlink(missing_ok=True)
             if silos is not None:
                 _write_yaml(out / "silos.yaml", {"silos": silos})
@@ -240,4 +240,4 @@ def round_row(row: Round) -> dict[str, Any]:
 def _write_yaml(path: Path, value: object) -> None:
     # LibYAML, if PyYAML was built with it, is ten times faster, which matters from 10,000 silos.
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    path.write_text(yaml.dump(value, Dumper=dumper, sort_keys=False), encoding="utf-8")
+    write_atomically(path, yaml.dump(value, Dumper=dumper, sort_keys=False).encode())

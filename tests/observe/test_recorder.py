@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from fedsync.core.coordinator import Coordinator
@@ -96,3 +97,26 @@ def test_a_second_run_in_the_same_folder_leaves_nothing_of_the_first(tmp_path: P
     assert lines(tmp_path / "rounds.jsonl") == []
     assert len(lines(tmp_path / "journal.jsonl")) == 1
     files.close()
+
+
+def test_a_process_killed_while_a_run_resumes_leaves_what_another_resumes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration is written again on each resumption: its files are whole at any instant."""
+    run(tmp_path, Counting())
+    names, dump = ("config.yaml", "silos.yaml"), yaml.dump
+    before = [(tmp_path / name).read_text() for name in names]
+    for writes in range(2):
+        left = writes
+
+        def killed(*args: Any, **options: Any) -> str:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return str(dump(*args, **options))
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(yaml, "dump", killed)
+            recorder(tmp_path, resume=True)
+        assert [(tmp_path / name).read_text() for name in names] == before
