@@ -65,7 +65,7 @@ _MOST_NAME = 40
 KEPT = 3
 """Number of newest checkpoints that are kept."""
 
-FORMAT = 21
+FORMAT = 22
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
 _SUFFIX, _TORN = ".ckpt", ".torn"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -104,8 +104,8 @@ class EncryptedAggregator:
         self._calibration: Payload | None = None
         self._scale = self._since_scale = 0
         self._savepoint: int | None = None
-        # What is to follow a sum that waits for its seeds: True is a rollback, False a savepoint.
-        self._postponed: list[bool] = []
+        # Calls that follow once the masks of the newest sum are removed.
+        self._postponed: list[Literal["rollback", "savepoint"]] = []
         self._made: dict[tuple[int, int, bytes], Payload] = {}
         self._announcements = Announcements()
         self._unmasking: tuple[Unmasking, LinkEntry, tuple[Member, ...]] | None = None
@@ -326,13 +326,13 @@ class EncryptedAggregator:
 
     def savepoint(self) -> None:
         if self.blocked:
-            self._postponed.append(False)
+            self._postponed.append("savepoint")
             return
         self._savepoint = self._chain.newest
 
     def rollback(self) -> None:
         if self.blocked:
-            self._postponed.append(True)
+            self._postponed.append("rollback")
             return
         self._chain.undo(self._savepoint or 0)
         self._savepoint = self._chain.newest
@@ -340,11 +340,8 @@ class EncryptedAggregator:
 
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
-        for is_rollback in postponed:
-            if is_rollback:
-                self.rollback()
-            else:
-                self.savepoint()
+        for call in postponed:
+            getattr(self, call)()
 
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)
