@@ -51,8 +51,7 @@ STALE_S = 600.0
 WAIT_S = 60.0
 """Timeout of an answer [s]; a server that adds up large models reads requests only in between."""
 
-_KEPT_ANSWERS, _PAUSE_S, _LONGEST_TEXT = 64, 0.05, 400
-_TICK_NS, _ANY_NS = 2_000_000_000, -1
+_KEPT_ANSWERS, _PAUSE_S, _LOOK_S, _LONGEST_TEXT = 64, 0.05, 0.05, 400
 _ASK, _ANSWER = ".ask", ".answer"
 
 
@@ -65,37 +64,25 @@ class OperatorRequests(DriverExtension):
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:
         self._folder, self._check = private_folder(out / OPERATOR), check
         self._read: set[str] = set()
-        self._listed_ns = _ANY_NS
+        self._next_s = 0.0
         self._lock = ExitStack()
         if not self._lock.enter_context(taken(self._folder / LISTENING)):
             raise RunError(f"another process is at work on the run in {out}")
 
     def close(self) -> None:
-        self._listed_ns = _ANY_NS
+        self._next_s = 0.0
         for event in self.events(0.0):
             self._answer(OperatorAnswered(event.request, "the run is over"))
         self._lock.close()
 
     def events(self, now_s: float) -> list[OperatorAsked]:
         """Return new requests, oldest first; unreadable requests are refused at once."""
-        if not self._changed():
-            return []
+        if time.monotonic() < self._next_s:
+            return []  # the driver asks at each turn, and a listing takes longer than many turns
         new = sorted(path for path in self._folder.glob(f"*{_ASK}") if path.name not in self._read)
-        if len(new) > MOST_WAITING:
-            self._listed_ns = _ANY_NS
+        if len(new) <= MOST_WAITING:
+            self._next_s = time.monotonic() + _LOOK_S
         return [event for path in new[:MOST_WAITING] if (event := self._event(path, now_s)) is not None]
-
-    def _changed(self) -> bool:
-        """Whether the folder may have changed since it was last listed; avoids a listing at each turn."""
-        try:
-            at_ns = self._folder.stat().st_mtime_ns
-        except OSError:
-            return True  # the listing reports the error
-        if at_ns == self._listed_ns:
-            return False
-        # A second change within one tick of the file system's clock does not change the time stamp.
-        self._listed_ns = at_ns if time.time_ns() - at_ns > _TICK_NS else _ANY_NS
-        return True
 
     def on_saved(self, entry: JournalEntry) -> None:
         for action in entry.actions:

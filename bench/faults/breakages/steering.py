@@ -117,11 +117,6 @@ _CHANGES: Changes = {
     "server/operator_requests.py": (
         ("a-question-of-last-week-is-done", "if age_s > STALE_S else", "if age_s < 0 else"),
         (
-            "a-question-within-the-tick-of-another-is-never-read",
-            "at_ns if time.time_ns() - at_ns > _TICK_NS else _ANY_NS",
-            "at_ns",
-        ),
-        (
             "what-cannot-be-read-is-not-answered",
             "            self._answer(OperatorAnswered(path.stem, f",
             "            path.unlink(missing_ok=True), (OperatorAnswered(path.stem, f",
@@ -131,8 +126,10 @@ _CHANGES: Changes = {
             "    if isinstance(question, ChangeStop) and question.problem():\n        raise",
             "    if False:\n        raise",
         ),
-        ("the-seventeenth-question-is-never-read", "if len(new) > MOST_WAITING:", "if False:"),
-        ("a-folder-is-listed-at-each-turn", "        if at_ns == self._listed_ns:\n", "        if at_ns == 0:\n"),
+        ("the-seventeenth-question-waits", "        if len(new) <= MOST_WAITING:\n", "        if True:\n"),
+        ("a-folder-is-listed-at-each-turn", "if time.monotonic() < self._next_s:", "if False:"),
+        ("a-question-is-never-read", "self._next_s = time.monotonic() + _LOOK_S", "self._next_s = time.monotonic() + 1e9"),
+        ("a-question-of-the-last-moment-is-not-answered", "        self._next_s = 0.0\n        for", "        for"),
     ),
 }
 
