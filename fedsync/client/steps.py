@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from fedsync.common.errors import ConfigError
 
@@ -31,11 +31,12 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
     """Return the loader's batches with the batch size and the number of steps of the order in ``msg``.
 
     A `DataLoader` gets the order's ``batch-size`` if its batches come from PyTorch's `BatchSampler`: a batch at the end
-    of a pass is then filled with samples of the next pass. A loader that has this size already stays as it is, so an
-    order of one pass is a pass of Flower's; its shorter last batch counts in full. Other iterables, and loaders with
-    their own batch sampler, must yield batches of this size themselves. The loop ends after ``max-steps``, at the
-    deadline, or when the server halts the order; a shorter loader starts again. Steps are timed. Without an order in
-    the message, as under other strategies, the loader is returned unchanged.
+    of a pass is then filled with samples of the next pass, except from a stream with a ``worker_init_fn``. A loader
+    that has this size already stays as it is, so an order of one pass is a pass of Flower's; its shorter last batch
+    counts in full. Other iterables, and loaders with their own batch sampler, must yield batches of this size
+    themselves. The loop ends after ``max-steps``, at the deadline, or when the server halts the order; a shorter loader
+    starts again. Steps are timed. Without an order in the message, as under other strategies, the loader is returned
+    unchanged.
 
     Args:
         msg: the ``flwr.app.Message`` of the app's training function.
@@ -50,7 +51,7 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
         return loader
     sized = _of_size(loader, order.batch_size)
     order.sized = sized is not None
-    return _OrderBatches(order, loader if sized is None else sized)
+    return _OrderBatches(order, loader, loader if sized is None else sized)
 
 
 def untimed(msg: Any) -> AbstractContextManager[None]:
@@ -80,11 +81,13 @@ def _of_size(loader: Iterable[T], size: int) -> Iterable[T] | None:
     # A DataLoader forbids setting these. Its persistent workers, which belong to the old size, are not reused.
     made = BatchSampler(_Passes(own.sampler), size, own.drop_last)
     vars(sized).update(batch_size=size, batch_sampler=made, _iterator=None)
+    if isinstance(loader.dataset, IterableDataset) and not loader.worker_init_fn:
+        vars(sized)["dataset"] = _Passes(loader.dataset)
     return sized
 
 
 class _Passes(Sampler[int]):
-    """Samples of pass after pass over a loader's sampler, so that no batch at the end of a pass is smaller."""
+    """Samples of pass after pass over a loader's sampler or stream, so that a pass ends without a smaller batch."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -104,15 +107,15 @@ class _Passes(Sampler[int]):
 class _OrderBatches(Generic[T]):
     """Loader that ends with the order."""
 
-    def __init__(self, order: CountsSteps, loader: Iterable[T]) -> None:
-        self._order = order
+    def __init__(self, order: CountsSteps, own: Iterable[T], loader: Iterable[T]) -> None:
+        self._order, self._own = order, own
         self._loader = loader
         self._done: int | None = None
 
     def __iter__(self) -> Iterator[T]:
         done = 0
         try:
-            for done, batch in enumerate(self._order.counted(self._loader, _again(self._loader)), start=1):  # noqa: B007
+            for done, batch in enumerate(self._order.counted(self._own, _again(self._loader)), start=1):  # noqa: B007
                 yield batch
         finally:
             self._done = done

@@ -41,7 +41,6 @@ def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: lis
 def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
     scores = name in state.pending_evaluations
     give_up_orders(state, name, reason, actions)
-    state.awaiting.discard(name)
     state.pending_evaluations.discard(name)
     state.silos.pop(name, None)
     state.scores.forget(name)

@@ -99,10 +99,7 @@ class Scores:
         self.known = statistics_of(self.metrics)
 
     def begin(self, version: int, count: int = 1) -> None:
-        pool = self._open.get(version)
-        if pool is None:
-            pool = self._open[version] = _Pool()
-        pool.under_way += count
+        self._open.setdefault(version, _Pool()).under_way += count
 
     def end(self, version: int, silo: str, evaluation: Evaluation | None) -> None:
         pool = self._open[version]

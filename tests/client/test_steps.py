@@ -61,6 +61,33 @@ def test_a_batch_at_the_end_of_a_pass_is_filled_from_the_next(own: int, drop_las
     assert batches == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_at_the_end_of_a_stream_is_filled_from_its_next_pass(workers: int, drop_last: bool) -> None:
+    loader = DataLoader(Stream(), batch_size=5, drop_last=drop_last, num_workers=workers)
+    wrapped: Any = steps(message(8), loader)
+    assert [rows.tolist() for rows in wrapped] == [[*range(8)], [*range(8, 12), *range(4)], [*range(4, 12)]]
+    assert isinstance(loader.dataset, Stream), "the app's own is as it was"
+
+
+class Shard(Stream):
+    """A stream whose workers are told their share of it, as PyTorch's documentation has it."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(self.start, 12))
+
+
+def begin_at_six(_: int) -> None:
+    torch.utils.data.get_worker_info().dataset.start = 6  # type: ignore[union-attr]
+
+
+def test_a_stream_whose_workers_are_set_up_by_the_app_stays_as_it_is() -> None:
+    loader = DataLoader(Shard(), batch_size=5, num_workers=1, worker_init_fn=begin_at_six)
+    assert [rows.tolist() for rows in steps(message(4), loader)] == [[6, 7, 8, 9], [10, 11], [6, 7, 8, 9]]
+
+
 def test_a_loader_that_has_the_orders_size_is_that_of_flower() -> None:
     batches = [rows.tolist() for (rows,) in steps(message(8), DataLoader(DATA, batch_size=8))]
     assert batches[:2] == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11]]

@@ -128,7 +128,7 @@ _CHANGES: Changes = {
         ),
         ("the-seventeenth-question-waits", "        if len(new) <= MOST_WAITING:\n", "        if True:\n"),
         ("a-folder-is-listed-at-each-turn", "if time.monotonic() < self._next_s:", "if False:"),
-        ("a-question-is-never-read", "self._next_s = time.monotonic() + _LOOK_S", "self._next_s = time.monotonic() + 1e9"),
+        ("a-question-is-never-read", "self._next_s = time.monotonic() + _LOOK_S", "self._next_s = 1e12"),
         ("a-question-of-the-last-moment-is-not-answered", "        self._next_s = 0.0\n        for", "        for"),
     ),
 }
