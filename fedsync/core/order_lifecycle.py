@@ -45,8 +45,8 @@ def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action])
     state.silos.pop(name, None)
     state.scores.forget(name)
     state.passes.leave(name)
-    if scores and not (state.pending_evaluations or state.pending):
-        closing.sum_again(state)
+    if (scores and not (state.pending_evaluations or state.pending)) or (state.scoring_ids and not state.silos):
+        closing.sum_again(state, actions)
 
 
 def release(

@@ -113,8 +113,11 @@ def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
     _halt(state, here[: policies.tally], actions)
 
 
-def sum_again(state: CoordinatorState) -> None:
+def sum_again(state: CoordinatorState, actions: list[Action]) -> None:
     """Make the sum of scores due again: all its silos are lost, as when a run is resumed, and may join again."""
+    # Silos that join again have other masks, which do not cancel out against those of earlier updates.
+    actions.extend(Discard(update_id, "its sum is ordered again") for update_id in state.pending)
+    state.pending.clear()
     state.sums_ordered = state.questions_asked
 
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, HaltEarly, Stop
+from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, HaltEarly, OperatorAnswered, Stop
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, TimerFired, WorkFailed
+from fedsync.core.events import Evaluated, Event, OperatorAsked, SiloJoined, SiloLost, TimerFired, WorkFailed
 from fedsync.core.journal import JournalEntry
+from fedsync.core.operator.operator_commands import PauseRun
 from fedsync.core.orders import PooledFigures, Score, SiloFacts, WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.policies.barrier.kinds.ssp import Asp
@@ -77,14 +78,19 @@ def test_where_all_are_lost_the_run_ends() -> None:
     assert of_type(entry, Stop) and not of_type(entry, Commit)
 
 
-def test_a_server_that_comes_back_meanwhile_ends_the_run_without_the_score() -> None:
-    """Silos count as lost and joined again, and have evaluated the version already."""
+def test_a_server_that_comes_back_amid_the_scores_orders_all_of_them_again() -> None:
+    """As from a checkpoint that an operator's request caused. Orders have their old ids, so silos score again."""
     coordinator, last = ended()
     other = Coordinator(policies(stop=ONE_ROUND, tally=9))
-    coordinator.handle([answer("a", last["a"], loss=None)], 2.0)
+    coordinator.handle([answer("a", last["a"], loss=None), OperatorAsked(2.0, "1", PauseRun())], 2.0)
     other.restore(coordinator.state())
     entry = other.handle([*(SiloLost(2.0, name, "restart") for name in "ab"), *joined("a", "b")], 3.0)
-    assert of_type(entry, Evaluate) and not of_type(entry, Dispatch)
+    assert {each.update_id for each in of_type(entry, Discard)} == {"a/2", "b/2"} and not of_type(entry, Commit)
+    assert {order.update_id for order in orders(entry).values()} == {"a/2", "b/2"}
+    again = [answer(name, order, loss=None) for name, order in orders(entry).items()]
+    entry = other.handle([*again, OperatorAsked(4.0, "1", PauseRun())], 4.0)
+    assert of_type(entry, Commit)[0].weights.keys() == {"a/2", "b/2"}
+    assert [each.again for each in of_type(entry, OperatorAnswered)] == [True]
 
 
 def test_silos_at_work_are_halted_and_then_score() -> None:

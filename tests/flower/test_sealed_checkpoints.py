@@ -11,14 +11,20 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
+from fedsync.common import codec
 from fedsync.common.errors import ConfigError, RunError
+from fedsync.common.files import write_private
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import OperatorAnswered
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.journal import JOURNAL
+from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.core.operator.operator_commands import OperatorQuestion, PauseRun
 from fedsync.observe.replay import replay
+from fedsync.observe.run_state import OPERATOR
 from fedsync.server import checkpoints
 from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName
 from fedsync.server.checkpoints import FOLDER, Checkpoints
+from fedsync.server.operator_requests import OperatorRequests
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import Train
 from tests.flower import cut_off_runs
@@ -128,6 +134,38 @@ def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died
     again.start(DirectGrid(3))
     assert again.run_summary is not None and again.run_summary["scored_round"] == 2
     replay(out / JOURNAL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pad", "masked"])
+def test_a_checkpoint_of_a_request_amid_the_last_scores_loses_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It has the updates of two silos, whose masks do not fit those of one that joins again: all send theirs again."""
+    out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
+    keys = _keys(tmp_path, monkeypatch, given[0])
+
+    def asks(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if not (isinstance(request, Train) and request.order.scores_only):
+            return honest(message, context)
+        write_private(out / OPERATOR / "1.ask", codec.dumps(PauseRun(), OperatorQuestion).encode())
+        return None
+
+    def dies(desk: OperatorRequests, told: JournalEntry) -> None:
+        if any(isinstance(action, OperatorAnswered) for action in told.actions):
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(OperatorRequests, "on_saved", dies)
+        patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
+        strategy_in(out, *given, keys=keys).start(DirectGrid(3, {3: asks}))
+    again = strategy_in(out, *given, keys=keys, resume=True)
+    again.start(DirectGrid(3))
+    assert again.run_summary is not None and again.run_summary["scored_round"] == 2
+    entries = replay(out / JOURNAL)
+    answers = [each for entry in entries for each in entry.actions if isinstance(each, OperatorAnswered)]
+    assert [(bool(each.refused), each.again) for each in answers] == [(True, False), (True, True)]
 
 
 @pytest.mark.slow
