@@ -51,14 +51,12 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Pooled score of a version without pending evaluations, and the evaluations by silo, which may change later.
-
-    ``counts``: enough silos scored the version for the choice of the best version and for stop rules; see `Scores`.
-    """
+    """Pooled score of a version without pending evaluations, and the evaluations by silo, which may change later."""
 
     score: Score
     found: Mapping[str, Evaluation]
     counts: bool = True
+    """Whether enough silos scored the version for decisions; see `Scores`."""
 
 
 @dataclass(slots=True)
