@@ -2,7 +2,7 @@
 
 A journal is JSON lines. The first line is a header with the format number and the data to rebuild the coordinator.
 Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Replaying a journal gives the same actions.
-Two runs with the same events and actions have the same bytes.
+The journals of two runs with the same events and actions have the same bytes.
 """
 
 from __future__ import annotations

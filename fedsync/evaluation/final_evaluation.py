@@ -8,7 +8,7 @@
 | commit | if figures are sealed: commit their updates, which change nothing, as one more version | |
 | question | `Evaluate`; if figures are sealed, it brings the sum | all silos have answered |
 
-Halt happens once. The other steps are repeated for each question, and tally if it lost all its silos:
+Halt happens once. The other steps are repeated for each question below; tally also if all of its silos were lost:
 
 | question | reason | skipped if |
 |---|---|---|
@@ -18,9 +18,9 @@ Halt happens once. The other steps are repeated for each question, and tally if 
 | silos' own models, test split | each silo's gain from the run | ``cross_site`` is off |
 | another silo's local model, test split | cross-site matrix | ``cross_site`` is off, or the owner shares no model |
 
-Without ``cross_site``, the test split is skipped if no silo holds out a validation split; in a sealed run, unless all
-silos do. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a sealed run
-asks a question about silos' own models only if all silos have one. A sealed run skips other silos' models.
+Without ``cross_site``, a run skips the test split if no silo holds out a validation split; a sealed run skips it unless
+all silos hold one out. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a
+sealed run asks a question about silos' own models only if all silos have one. A sealed run skips other silos' models.
 
 Sealed (encrypted) figures can only be added up within a version. So after training, one more version, without a change
 of the model, carries the scores of the last trained version. It is checked like any other version. A silo evaluates

@@ -7,11 +7,11 @@ bit, and the rounding error of one difference is part of the next difference.
 | a silo that holds | is sent | bytes a value |
 |---|---|---|
 | this version | nothing | 0 |
-| one of the last few versions | the differences since | those of the format, for each |
-| an older version, or none, as after a restart; all after a rollback | the public model, as float32 | 4 |
+| one of the last few versions | the differences since that version | bytes of the wire format, per difference |
+| an older version, or none (after a restart); after a rollback: any version | the public model, as float32 | 4 |
 
-The server keeps as many differences as take fewer bytes than the model. A payload begins with two int64: its base
-version, -1 for none, and its resulting version.
+The server keeps the newest differences, as long as they take fewer bytes than the model. A payload begins with two
+int64: its base version, -1 for none, and its resulting version.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class PlainAggregator(InTheClear):
     """Current model and payloads of pending updates, by update id, in the clear.
 
     The model of each version is a new read-only array, so references to older versions stay valid. ``keeper`` decides
-    where large arrays lie; they are read in spans. If silos get less than 32 bits, there are two models: the public
-    model, which silos have, and the exact model, to which updates are added; see `fedsync.model.broadcast_compression`.
+    where large arrays lie; they are read in spans. If silos get less than 32 bits a value, there are two models: the
+    public model of the silos, and the exact model, which takes the updates; see `fedsync.model.broadcast_compression`.
 
     Args:
         model: version 0, float32 [values].

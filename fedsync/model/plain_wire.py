@@ -5,7 +5,7 @@
 | `Fp32` | 4 | none |
 | `Bf16` | 2 | 0.2 % of each value |
 | `Fp16` | 2.01 | 0.02 % of each value; more for a value far smaller than its neighbours |
-| `Int8` | 1.01 | of each value half of 1/127 of the largest of the 512 values in its block |
+| `Int8` | 1.01 | half a step, for each value: a step is 1/127 of the largest of the 512 values in its block |
 | `TopK` | (4 + bytes of the inner format) times the share | all other values |
 
 If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` need no feedback. They round to

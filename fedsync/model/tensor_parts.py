@@ -158,10 +158,10 @@ class ModelForm:
 class CommonForm:
     """Form that all silos' models must have: the form of the first model.
 
-    The shared tensors were made together with the frozen tensors of the first model's maker. So the maker's digest is
-    the reference, not a majority of silos: a majority could change between two starts of the server, and the model
-    would continue with other frozen tensors. If the server does not know the digest (``frozen`` is None, as under
-    encryption), the first silo's digest is the reference.
+    Shared and frozen tensors belong together: whoever made the first model made both. So the digest of that maker's
+    frozen tensors is the reference. A majority of silos is not: it could change between two starts of the server, and
+    the model would continue with other frozen tensors. If the server does not know the digest (``frozen`` is None, as
+    under encryption), the first silo's digest is the reference.
     """
 
     def __init__(self, layout: Layout, frozen: str | None) -> None:

@@ -50,8 +50,8 @@ class Admission:
         silos: accepted names; None accepts every name.
         registered: whether only nodes that are registered by name are accepted. Otherwise this rule begins with the
             first node with a registered name.
-        expected: number of silos that the run counts on. The run fails if as many refuse it and no other silo is
-            present; None waits for other silos.
+        expected: number of silos that the run counts on. The run fails if this many silos refuse it and no other silo
+            is present; None waits for other silos.
         regions: silos of each relay, by relay name. None accepts relays, unless nodes are registered by name: then
             a relay must be listed here, or any silo could act for others.
         most_examples: maximum number of training samples that a silo may report; None for no further limit.

@@ -60,7 +60,7 @@ class PendingMessage:
         end_s: time at which an order has failed, even if it makes progress.
         steps: steps of an order that are reported as done.
         sent_s: time of sending; None if the response time is not measured.
-        ask_s: time of the next retry, of which there were ``asked``.
+        ask_s: time of the next retry; ``asked`` is the number of retries so far.
         collecting: whether the order was asked for after it was sent.
         halt: whether the silo should stop and send its update.
         again: whether the request is a retry after its payload did not fit the silo's version of the model.
@@ -112,7 +112,7 @@ class Outbox:
 
     All times are seconds by the driver's clock. Requests are sent only by `flush`, so that the state on which they
     depend can be written to disk before. ``spec`` is the run's specification as JSON, ``report_s`` the interval of
-    progress reports; ``aggregator`` is None before there is a model, which has ``model_bytes``.
+    progress reports; ``aggregator`` is None before there is a model; ``model_bytes`` is the size of the model.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class Timeouts:
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
         return_timeout_s: time for which a resumed run waits for its former silos, so that they begin together.
         spare_s: training time of predictors between two polls while silos are at work; 0 for none.
-        rest_s: time after which an order has failed that a full disk prevented; else the silo's next orders would fail
-            within the same second, and the silo would be out of the run.
+        rest_s: time after which an order that a full disk prevented counts as failed. Without this pause, the silo's
+            next orders would fail within the same second, and the silo would be out of the run.
         hold_s: time for which a relay holds a request without an answer; as long as the hub holds a silo's request.
     """
 

@@ -1,8 +1,8 @@
 """Partitions: divisions of one data set among silos.
 
-Partitions by class use flwr-datasets; seeds and checks are FedSync's own. Its partitioners get the rows as an in-memory
-table of (row, class), without network or disk. Its import loads 800 modules in a second and a half, so equal shares do
-not use flwr-datasets.
+Partitions by class use flwr-datasets; seeds and checks are FedSync's own. The partitioners of flwr-datasets get an
+in-memory table of (row, class), without network or disk. Importing flwr-datasets loads 800 modules in a second and a
+half, so equal shares do not use it.
 """
 
 from __future__ import annotations

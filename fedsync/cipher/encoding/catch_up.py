@@ -1,18 +1,18 @@
 """Catch-up message to a silo in an encrypted run: all model changes since the version that the silo holds.
 
-    magic [4] | version [2] | kind of start [2] | from [8] | to [8] | attempt [8] | start bytes [8]
-    | calibration bytes [8] | roster bytes [8] | links [8] | start: nothing, a sealed snapshot of version ``from``, or
-    that version in the clear; zeros to 8 | calibration: an aggregate of headers, or nothing; zeros to 8 | roster: what
-    silos announced for masks, or nothing; zeros to 8
-    each link: kind [8] | entries [8]
-    each entry: version [8] | sums [8] | clear bytes [8] | reveal bytes [8] | each sum: bytes [8], an aggregate; zeros
-    to 8 | values in the clear; zeros to 8 | reveals; zeros to 8
+    magic [4] | format version [2] | kind of start [2] | from: version [8] | to: version [8] | attempt [8]
+    | lengths of start, calibration and roster [3 x 8] | number of links [8] | start | calibration | roster | links
+    start: model of version ``from``, in a sealed snapshot or in the clear; empty if the silo holds it or has no model
+    calibration: an aggregate of headers, or empty | roster: the silos' announcements for masks, or empty
+    each link: kind [8] | number of entries [8] | entries
+    each entry: version [8] | number of sums [8] | lengths of clear and reveals [2 x 8] | each sum: length [8], an
+    aggregate | clear: values in the clear | reveals: data that removes masks
 
-    snapshot: author: length [1], UTF-8 | R [32] | version [8] | Ed25519 signature over these and the SHA-256 of the
-    rest [64] | the rest: sealed, see `fedsync.cipher.silo.replica_state`
+    snapshot: author: length [1], UTF-8 | run digest R [32] | version [8] | Ed25519 signature over these three fields
+    and the SHA-256 of the rest [64] | the rest: sealed, see `fedsync.cipher.silo.replica_state`
 
-A *link* has the changes from one version to the next. Numbers are little-endian. The decoded parts are views of the
-message. Code that uses a part checks its content.
+A *link* has the changes from one version to the next. Zeros fill each part of variable length to a multiple of 8 bytes.
+Numbers are little-endian. The decoded parts are views of the message. Code that uses a part checks its content.
 """
 
 from __future__ import annotations

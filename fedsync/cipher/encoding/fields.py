@@ -2,7 +2,7 @@
 
 name: length [1], UTF-8
 member: update id as a name, round [8], nonce [16], chain [32]
-digests of a member: SHA-256 of its words [32], digest of its annex, or zeros [32]
+digests of a member: SHA-256 of its words [32], digest of its annex [32]; zeros if it has no annex
 """
 
 from __future__ import annotations

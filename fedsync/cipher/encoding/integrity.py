@@ -1,7 +1,7 @@
 """Authentication tags of ciphertexts: with them a silo decrypts only sums of updates that silos encrypted.
 
-Ciphertexts are malleable, and whether a changed ciphertext still decrypts discloses something about the key. Each silo
-therefore sends a *tag* with its update: two numbers modulo m. The encryption scheme (*suite*) adds ciphertext words
+Ciphertexts are malleable, and whether a silo can decrypt a changed ciphertext discloses something about the key. So
+each silo sends a *tag* with its update: two numbers modulo m. The encryption scheme (*suite*) adds ciphertext words
 modulo the same prime m. For c = 0 and 1
 
     h_c(w) = sum over blocks b of s_bc * (sum over positions p of rho_pc w_bp)                 (mod m)
@@ -9,10 +9,10 @@ modulo the same prime m. For c = 0 and 1
 
 where w_bp are the ciphertext words: block b is a chunk, p a position in the chunk. The server adds words and tags
 without a key. A silo that receives a sum computes h of the sum, adds the pads of the members that the sum names, and
-compares before it decrypts anything. rho and s are uniform, secret, and equal for all messages of a key epoch and
-suite. A pad is never used for two messages: its input has the digest of the words, so the same pad hides the same
-words. Two checks make the probability of a forgery (2/m)^2, below 2^-116. The tags protect against the server and the
-network, not against silos. `docs/internals/cryptography.md` has the argument.
+compares the result with the received tag before it decrypts anything. rho and s are uniform, secret, and equal for all
+messages of a key epoch and suite. Only equal words can share a pad, since the input of a pad includes the digest of the
+words. With two numbers in a tag, a forgery succeeds with probability (2/m)^2, below 2^-116. The tags protect against
+the server and the network, not against silos. `docs/internals/cryptography.md` has the argument.
 
 Source: Agrawal and Boneh 2009, "Homomorphic MACs", section 3, for sums; Carter and Wegman 1981 for hash and pad.
 """

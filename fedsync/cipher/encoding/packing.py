@@ -1,10 +1,10 @@
 """Packing of several quantised values into one integer (*slot*) for exact encrypted sums.
 
-A *slot* is one signed integer that an encryption scheme (suite) adds exactly. A slot is cut into *lanes*. Each lane is
-wide enough for the largest allowed sum of quantised values. A *chunk* is 4,096 slots, the content of one ciphertext.
-The model's values fill a chunk lane by lane, so every operation runs over contiguous memory:
+A *slot* is one signed integer that an encryption scheme (suite) adds exactly. A slot has L *lanes* of w bits. Each lane
+is wide enough for the largest allowed sum of quantised values. A *chunk* is 4,096 slots, the content of one ciphertext.
+The quantised values q of the model fill a chunk lane by lane, so every operation runs over contiguous memory:
 
-    slot j of chunk c = sum over lanes l of 2^(l width) q[(c lanes + l) 4096 + j]
+    slot j of chunk c = sum over lanes l of 2^(l w) q[(c L + l) 4096 + j]
 """
 
 from __future__ import annotations

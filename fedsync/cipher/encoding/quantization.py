@@ -1,10 +1,10 @@
 """Quantiser: converts an update to packed integers before encryption, and a decrypted sum back to floats.
 
 Each tensor has an *exponent* e that all silos agreed on. Its values lie within +-2^e, and its step is 2^(e - bits + 1).
-All silos of a sum use the same exponents. The sum of their integers therefore is exactly the integer of their sum.
+All silos of a sum use equal exponents: the sum of the integers, times the step, is exactly the sum of rounded values.
 
-The header (`tally`) takes the first slots of chunk 0, and the values follow. A separate chunk for the header would add
-several percent to a small model's traffic.
+The header of an update (`tally`) takes the first slots of chunk 0, and the values follow. A separate chunk for the
+header would add several percent to a small model's traffic.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Format of sealed (encrypted and signed) messages between silos and server.
 
-    magic [4] | version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | members [2] | header bytes [4]
-    | annex bytes [4] | chunks [4] | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
-    | sender: length [1], UTF-8 | each member | zeros to 8
-    each member: length [1], update id in UTF-8, round [8], nonce [16], chain [32]; in an aggregate also
-        SHA-256 of its words [32], digest of its annex, or zeros [32]
+    magic [4] | format version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | number of members [2]
+    | length of this header [4] | length of the annex [4] | number of chunks [4] | key epoch [4] | attempt [4]
+    | round [8] | group fingerprint [16] | grid digest [32] | sender: length [1], UTF-8 | each member | zeros to 8
+    each member: length of the update id [1], update id in UTF-8, round [8], nonce [16], chain [32]; in an aggregate
+        also SHA-256 of its words [32], digest of its annex [32], zeros if it has no annex
     annex: additional data of a masked update; zeros to 8
-    payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
+    payload: all chunks, as little-endian words of 64 bits; chunk 0 begins with the numbers of `tally`
     tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
 
-Numbers are little-endian. An update has one member: itself. Its receiver computes the two digests. An aggregate names
-every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can send the
-first chunks while it seals the last.
+Numbers are little-endian. An update has one member: itself. The receiver of an update computes the two digests of the
+member. An aggregate names every update in the sum with its digests, and has no annex. The tag comes after the payload,
+so that a silo can send the first chunks while it seals the last.
 
 A *slip* is an update whose payload is replaced by the SHA-256 of the payload: a few hundred bytes under the same
 signature.

@@ -1,13 +1,13 @@
 """Noise for silo-level differential privacy: each silo adds a share of the noise before it encrypts its update.
 
 Each silo clips its update, rounds it to integers, and adds a share of discrete Gaussian noise. The sum of the shares
-hides each silo's update in the sum. Silos that collude know their own shares, and can subtract only these.
+hides each silo's update in the sum. Colluding silos can subtract only their own shares. A sum has at least m silos, of
+which k may collude. z is the noise multiplier. C, D and deviations are in steps of the integers.
 
 | step | quantity |
 |---|---|
 | clip | the update's norm is at most C |
-| round | stochastic; the norm of the d integers is at most D steps, D^2 = C^2 + d/4 + 3.72 (C + sqrt(d)/2); in the |
-| | rare case that it is longer, the values are cut towards zero instead |
+| round | to d integers, stochastically; if their norm exceeds D, towards zero; D^2 = C^2 + d/4 + 3.72 (C + sqrt(d)/2) |
 | noise | each value gets discrete Gaussian noise of deviation z D / sqrt(m - k): any m - k shares have deviation z D |
 | range | the exponent is the smallest for which C + 13 deviations fit a value, so no lane overflows |
 

@@ -1,4 +1,4 @@
-"""Encoding of statistics in an update's header: one slot for a count, six for another number, in units of 2^-64.
+"""Encoding of statistics in an update's header: one slot for a count; six for any other number, in units of 2^-64.
 
 Numbers larger than a slot are cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
 """

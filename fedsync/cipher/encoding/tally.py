@@ -1,9 +1,9 @@
 """Header of an encrypted update: further numbers that are summed over silos and hidden from the server.
 
-Each silo enters a 1, its weight n_i, and its weight times its progress |a_i|. For each group of tensors it enters a
-vote for the exponent (range) that its update needs. With encrypted metrics it also enters its training loss and the
-sums of its evaluation, statistics included. All silos decrypt the same sums, so they compute the same mean and the same
-next exponents, also after dropouts. The server learns neither.
+Each silo enters a 1, its weight n_i, and its weight times its progress |a_i| (FedNova; else 1). For each group of
+tensors it enters a vote for the exponent (range) that its update needs. With encrypted metrics it also enters its
+training loss and the sums of its evaluation, statistics included. All silos decrypt the same sums, so they compute the
+same mean update and the same next exponents, also after dropouts. The server learns neither mean nor exponents.
 
 A header is the beginning of chunk 0. Its slots are small (24 bits and a sign for each summand), so that every suite
 adds them exactly:
@@ -12,18 +12,18 @@ adds them exactly:
     1          silos that evaluated
     2 .. 5     sum of n_i
     6 .. 9     sum of n_i |a_i|, in units of 2^-20
-    10 .. 13   summed loss, in units of 2^-20
-    14 .. 17   correct predictions, in units of 2^-20
-    18 .. 21   samples evaluated
+    10 .. 13   evaluation: summed loss, in units of 2^-20
+    14 .. 17   evaluation: correct predictions, in units of 2^-20
+    18 .. 21   evaluation: samples
     22 .. 25   mean training loss per sample, in units of 2^-20
     26         silos whose evaluation has samples
     27         subject and split of the evaluation, as an index into `QUESTIONS`
-    28         the index squared: sum and sum of squares together show that all silos have the same index
+    28         the squared index: the sums of 27 and 28 together show whether all silos have the same index
     29         silos that report a training loss
     30         silos that report the loss of an evaluation with samples
     31         silos that report the score of an evaluation with samples
     32 ..      votes: one counter of 8 bits per group and exponent, four in a slot
-    behind     sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
+    then       sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
 
 A number that takes several slots is cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
 Statistics have a finer unit than losses: their owner chooses the unit of measurement, and the sums may be small in it.

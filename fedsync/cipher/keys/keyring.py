@@ -1,6 +1,6 @@
 """Key files of a silo, and the check and storage of the administrator's key bundle.
 
-    silo/    silo.key     the silo's own pairs
+    silo/    silo.key     the silo's own key pairs
              group.key    the epoch's group key, once accepted
 
 The administrator's side is `fedsync.cipher.keys.authority`.

@@ -1,10 +1,10 @@
 """Key bundle: carries the group secret from the administrator to one silo, unreadable for the server. Its format is
 
     magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
-    | AES-256-GCM of group key [32] and context | signature [64]
+    | AES-256-GCM of group key [32] and BFV context | signature [64]
 
-The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key, bound to the header, which
-is also the associated data. The signature covers everything before it and is checked before anything is parsed.
+The wrapping key is HKDF-SHA256 of an X25519 exchange between the ephemeral key and the silo's pinned key. The header
+is input of HKDF and associated data of AES-GCM. The signature covers all bytes before it; it is checked before parsing.
 
 Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a signature around it.
 """

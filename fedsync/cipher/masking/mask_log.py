@@ -1,15 +1,15 @@
 """Log of one silo's masks in a run: its key pair for masks, the used masks, and its answers about them.
 
 Two updates under one pair mask disclose their difference, and a restarted process would compute the same masks again.
-So a mask is logged before the masked data can leave: on disk, beside the long-lived keys, with the pair's private half.
-Seeds of masks are never on disk: other silos can reveal those of a restarted silo.
+So the use of a mask is logged before the masked data can leave. The log is on disk beside the long-lived keys. It also
+holds the private key of the pair for masks. Seeds of masks are never on disk: if a silo restarts, others reveal them.
 
 | state of the log | consequence |
 |---|---|
-| gone | the pair is gone with it: the silo announces another, and no mask repeats |
-| damaged | nothing is masked: the pair may differ from the announced pair |
+| gone | the key pair is gone with it: the silo announces another, and no mask repeats |
+| damaged | the silo masks nothing: its key pair may differ from the announced pair |
 | an older copy | pair masks may repeat; own masks do not, and the other silos sign no second list |
-| not used for a week when another log is made | removed: somebody who gets the keys later learns no mask |
+| unused for a week when another log is created | removed: somebody who gets the keys later learns no mask |
 """
 
 from __future__ import annotations

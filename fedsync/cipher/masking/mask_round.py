@@ -1,29 +1,29 @@
 """Secure-aggregation state of one silo for one masked sum, and the messages that remove the masks.
 
-    sign       context, survivors: by name the stub of the annex of the update that is in the sum
-    reveal     context, signatures of that list by name, annexes of those survivors that are lost by name
-    signed     context, signature [64]
-    revealed   context, own seeds, shares of the seeds of each lost survivor by name
+    sign       context | list of survivors: by name, the stub of the annex of the update that is in the sum
+    reveal     context | by name, signatures of that list | by name, annexes of the survivors that are lost
+    signed     context | signature [64]
+    revealed   context | the silo's own seed and pair seeds | by name, shares of the seeds of each lost survivor
 
-Questions of the server and answers of silos are `fedsync.cipher.masking.frames`, with the name on the left first.
+The server sends ``sign`` and ``reveal``, silos answer ``signed`` and ``revealed``: as `frames`, this word first.
 
 | state | next | by |
 |---|---|---|
 | fresh | masked | `mask`, chunk after chunk, each once |
 | masked | signed | `sign`: one list of survivors and never another |
-| signed | signed | `reveal`, with t signatures of that list, as often as requested: own seed, seeds with silos that |
-|  |  | dropped out, and for survivors that are lost the shares of the same two kinds |
+| signed | signed | `reveal`, with t signatures of that list, as often as requested: own seed, pair seeds with silos |
+|  |  | that dropped out, and shares of the same two kinds of seeds of each lost survivor |
 
 At most one list has t signatures, so the two kinds of mask are never both removed from one update.
 
-Masks depend on the *context*: the run's digest R (`silo.history`), and every field of the order, except
+Masks depend on the *context*, a digest of R (`silo.history`), attempt, roster, and all fields of the order except
 
-| field | reason why it is not bound |
+| field | reason why the context does not include it |
 |---|---|
 | update_id, seed, round | each silo has its own; `round` is a number for people, and training code does not get it |
-| base_version | D of that version is bound |
-| batch_size, max_steps, budget_s | the work done is bounded (`masked_work`); whether there is a budget is bound |
-| behind | it is a name; whether there is a name is bound |
+| base_version | its D is included |
+| batch_size, max_steps, budget_s | the work done is limited (`masked_work`); whether there is a budget is included |
+| behind | it is a name; whether there is a name is included |
 
 Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.
 """

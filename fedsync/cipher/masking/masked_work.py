@@ -4,12 +4,12 @@ If one silo does two hundred steps and the others do one, the sum is almost that
 its work in its annex, and the list of survivors repeats it. No silo signs a list in which one update has more than
 ``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in silo.yaml).
 
-| figure | bounds |
+| figure | its ratio limits the ratio of |
 |---|---|
-| steps | distance that training can cover |
-| samples | weight of an update where the mean is weighed by samples |
-| way | steps, times the samples where they are weights |
-| budget | time that an order allows training code that counts no steps |
+| steps | the distances that training can cover |
+| samples | the weights of updates, if updates are weighted by samples |
+| way | steps, multiplied by samples if updates are weighted by samples |
+| budget | the times that orders allow training code that counts no steps |
 
 An evaluation-only update is all zeros, and counts as no work.
 """

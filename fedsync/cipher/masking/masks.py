@@ -1,14 +1,14 @@
 """Masks (secure aggregation) below the encryption: server and k silos together see only the other silos' sum.
 
-Before encryption, silo i of a roster adds two kinds of masks to its slots, modulo t. Its *own mask* is from a seed b_i,
-drawn for this update. A *pair mask* for each other silo j is from a seed s_ij that only the two can compute: plus if i
-< j, minus otherwise. The pair masks cancel in the sum of the whole roster. The *survivors* are the silos whose updates
-arrived. They reveal the seeds of their own masks, and of their pair masks with silos that dropped out. Seeds of
-survivors that are lost before that come from shares. `docs/internals/cryptography/masks.md` has the attacks.
+Before encryption, silo i of a roster applies two kinds of masks to its slots, modulo t. Its *own mask* comes from a
+seed b_i, drawn for this update. A *pair mask* for each other silo j comes from a seed s_ij that only the two can
+compute; silo i adds it if i < j, and subtracts it otherwise. So pair masks cancel in the sum of the whole roster.
+*Survivors* are the silos whose updates arrived. They reveal the seeds of their own masks, and of their pair masks with
+silos that dropped out. Seeds of lost survivors come from shares. See `docs/internals/cryptography/masks.md`.
 
 | part | protects against |
 |---|---|
-| context (`mask_round`) | a server that gives other silos work without effect; lists, rosters, runs that differ |
+| context (`mask_round`) | a server that gives other silos work without effect, or different lists, rosters or runs |
 | pairs made for one run (`mask_roster`) | an attacker who obtains the long-lived keys afterwards |
 | bound of work (`masked_work`) | a server that gives other silos almost no work, so that the sum is nearly one update |
 | own masks | a server that has a silo's update and claims that the silo dropped out |

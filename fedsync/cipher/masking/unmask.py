@@ -1,12 +1,12 @@
 """Server's part in removing masks from a sum: it relays lists, signatures, annexes and seeds between silos.
 
-The server has no key. It checks everything that silos send, and replaces a silo with invalid answers like a lost silo.
+The server has no key. It checks everything that silos send, and treats a silo with invalid answers as a lost silo.
 
 | state | request to silos | next |
 |---|---|---|
-| signing | each survivor: sign the list | revealing, with t signatures; closed if fewer than t silos are left |
-| revealing | *helpers*, the first t to sign: reveal, and send shares of the other silos' seeds | done, with all |
-|  |  | seeds; if a helper is lost, all who have signed by then help; closed if fewer than t are left |
+| signing | to each survivor: sign the list | revealing, with t signatures; closed if fewer than t silos are left |
+| revealing | to *helpers*, the first t that signed: reveal, and send shares of other silos' | done, with all seeds; |
+|  | seeds; if a helper is lost, all silos that have signed become helpers | closed if fewer than t are left |
 
 So slow silos delay nothing: t answers open the sum, whichever other silos are lost, and at any step.
 """

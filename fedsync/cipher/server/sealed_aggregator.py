@@ -3,7 +3,7 @@
 Only the silos have the model. The server keeps the commits since some version as a chain of *links*, and sends each
 silo the links that it lacks. Links never change and are never merged, so all silos have the same model to the last bit.
 A sum can be decrypted only if all its updates were quantised on one *grid* (same exponents). Silos agree on the next
-grid once the updates of a *quorum* of silos are committed. Earlier updates form a separate sum.
+grid once as many updates as the *quorum* are committed. Updates on the earlier grid then form a separate sum.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Checks at a silo of the server's catch-up messages (model changes), in three steps, before decryption.
 
 1. *Decode*: every sum and the calibration are cut out and have the right form.
-2. *Authenticate*: every sum is what its members sealed, by `Authenticator`.
-3. *Place*: each link fits the links before it. Members are silos of the group, new, enough, and built on versions that
-   this silo knows; an UNDO link reverts what was added last.
+2. *Authenticate*: `Authenticator` verifies that every sum is what its members sealed.
+3. *Place*: each link fits the links before it. Its updates are new, enough, from silos of the group, and start from
+   versions that this silo knows; an UNDO link reverts what was added last.
 
-Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. A silo computes a version's digest D
-(`history`) only after it opened the links up to it. So `alike_members` finds only at the end which members have the
-same history as this silo.
+Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. A silo can compute a version's digest D
+(`history`) only after it has opened all links up to this version. So `alike_members` finds only after opening which
+updates come from silos with the same history as this silo.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
 """Pools of encrypted metrics that silos publish together, and a list of all data that a silo discloses.
 
-| data | disclosed to the server | reason |
+| data | form in which the server gets it | reason |
 |---|---|---|
 | update, greeting, snapshot, seeds of masks | sealed for silos | their sizes are the same for all silos |
-| name, device, version held, layout of the model | yes | the server must address requests |
-| declared speed, room in memory, largest batch that fitted | yes | batch sizes follow from them |
-| steps, samples and seconds of an order, speeds in its course | yes | the server orders and times them |
+| name, device, version held, layout of the model | clear | the server must address requests |
+| declared speed, room in memory, largest batch that fitted | clear | batch sizes follow from them |
+| steps, samples and seconds of an order, speeds in its course | clear | the server orders and times them |
 | seconds of overhead | their sum | one part is the evaluation, which takes longer for more samples |
-| training loss, evaluation, squared norm of the update | in the header | the server gets pools, see below |
-| training samples held | in the header, as a weight | a public number replaces them: ``cipher.examples`` |
-| test samples held | in the header | |
-| other figures (`WorkReport.metrics`) | no | no decision uses them |
+| training loss, evaluation, squared norm of the update | encrypted header | it gets pools instead, see below |
+| training samples held | encrypted header, as a weight | a public number replaces them: ``cipher.examples`` |
+| test samples held | encrypted header | |
+| other figures (`WorkReport.metrics`) | not at all | no decision uses them |
 | answer to `EvaluateModel` | pools | the sent model is not evaluated: the server could choose it |
 
-Silos add up the figures of successive versions in a pool. They publish the pool once it includes all silos of a quorum,
-or twice as many updates as the quorum, from more than half of its silos. Then a new pool begins, so no two pools share
-an update. If all silos of a quorum evaluated one version, its evaluations alone are published. If not all silos of a
-version evaluated, none of its evaluations counts. Results on the test split are published separately for each model,
-and always for the same silos (`Panel`). Published figures are means of four digits: longer fractions would disclose the
-number of samples behind them. `docs/internals/cryptography/metrics.md` has the attacks.
+Silos add up the figures of successive versions in a pool. They publish the pool once it has updates of as many silos as
+the quorum, or twice as many updates as the quorum from more than half as many silos. Then a new pool begins, so no two
+pools share an update. If as many silos as the quorum evaluated one version, only the evaluations of this version are
+published. If not all silos of a version evaluated, none of its evaluations counts. Results on the test split are
+published separately for each model, and always for the same silos (`Panel`). Published figures are means of four
+digits: longer fractions would disclose the number of samples. `docs/internals/cryptography/metrics.md` has the attacks.
 
-The pools also choose the *best* model, so all silos keep the same one; it is in the state's digest. A kept model has a
-file beside the silo's state, which is written before the state names it, and removed after the state names another.
+The *best* model follows from the pools, so all silos keep the same one; it is in the state's digest. A kept model has a
+file beside the silo's state. The file is written before the state names it, and removed after the state names another.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """History of an encrypted run at a silo: for each model version, digests of all that led to it (H is SHA-256).
 
-    R    of the run: its name, its specification as the server sent it, key epoch and group
-    C_v  of the content of the link (change of the model) that led to version v; see `added_content` and `link_content`
-    A_v  of the silo's state at v: model, moments, exponents, votes, updates that were added. A key of the group
-         enters A_v: without the key, the server could guess the exponents of a small model from D
+    R    digest of the run: its name, its specification as the server sent it, key epoch and group
+    C_v  digest of the link (change of the model) that led to version v; see `added_content` and `link_content`
+    A_v  digest of the silo's state at v: model, moments, exponents, votes, added updates. It is computed with a key of
+         the group: otherwise the server could guess the exponents of a small model from D
     S_v  set of the link's sums that were added: spoiled sums are skipped, see `fedsync.cipher.silo.opening`
-    D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
-    D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)
+    D_0 = H(R, C_0, A_0)            C_0 is the digest of the calibration
+    D_v = H(R, kinds, C, S and D of the last versions before v, v, C_v, S_v, A_v)
 
-Each update names, under its tag, the D of the version that it starts from. So a silo that accepts another silo's update
-knows that both added the same sums in the same order, and have the same model to the last bit. A silo remembers the
-last `WINDOW` versions. It refuses older updates, and refuses to undo older links. Only ADD links can be undone, the
-newest first, each once. D covers all that a silo remembers, so a silo that starts from a snapshot has the same history.
+Each update names the D of the version that it starts from, and its tag covers this D. So a silo that accepts another
+silo's update knows that both added the same sums in the same order, and have the same model to the last bit. A silo
+remembers the last `WINDOW` versions. It refuses older updates, and refuses to undo older links. Only ADD links can be
+undone, the newest first, each once. D covers all that a silo remembers, so a snapshot brings the same memory.
 """
 
 from __future__ import annotations

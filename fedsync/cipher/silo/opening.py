@@ -5,19 +5,19 @@ added separately, in the order of versions and of its sums, with float32 operati
 
 An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if its content is invalid:
 
-| content | detected by |
+| invalid content of a sum | check that detects it |
 |---|---|
-| the past of another run or fork | its members' D, before it is opened |
-| a grid that nobody agreed on | its grid, before it is opened |
-| a base that is not the newest version, where silos keep control variates: the server's fault | its members' bases |
+| updates from another run or another history | D of its updates, before decryption |
+| a grid that silos did not agree on | digest of the grid, before decryption |
+| with control variates: updates that start from an older version; the server's fault | versions of its updates |
 | a header that is no sum of headers | `tally.read` |
-| masks of other seeds than were committed to | the same, because the opened values are random |
-| values beyond the clipping range, or behind the last of the model | `QuantizationGrid.decode` |
-| a change of the model beyond `MOST`, by a header that claims so | its values |
+| masks of other seeds than were committed to | `tally.read`, because the decrypted values are random |
+| values beyond the clipping range, or after the model's last value | `QuantizationGrid.decode` |
+| a header that makes the model's change larger than `MOST` | size of the change; all sums of the link are skipped |
 
 A spoiled sum changes nothing, at any silo, and the run continues. The set of added sums is remembered (S of
-`fedsync.cipher.silo.history`), so that a later undo reverts only these. Where the run has an optimizer, it turns a
-link's change into a step; its moments are in the state. Then UNDO links are refused: no silo knows earlier moments.
+`fedsync.cipher.silo.history`), so that a later undo reverts only these. If the run has a server optimizer, it turns the
+change into a step; its moments are in the state. Then UNDO links are refused: no silo knows earlier moments.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
 """Replay protection of a silo: logs of each run's newest versions and of the models already evaluated.
 
 A silo follows one chain of versions in a run. Its state is in the trainer's folder, which may be cleared, and a server
-could then start a second chain. The digests D (`history`) in the log, beside the keys, prevent this. A digest is on
-disk before the model of its version is used.
+could then start a second chain. To prevent this, the log, beside the keys, holds the digests D (`history`). A version's
+digest is on disk before its model is used.
 
 A run gets another name when its server lost a checkpoint. It may then continue from an older version than the silos'
-newest. A lying server can claim such a loss, too. The server's gain is bounded:
+newest. A lying server can claim such a loss, too. Its gain is bounded by these rules:
 
 | name of a run | the silo follows the run |
 |---|---|
-| the name that was logged last | as far as it continues the logged chain |
-| a new name | if it leads through the oldest version of the `KEPT_VERSIONS` newest; at most `MOST_NAMES` in all |
-| a name that a newer name has replaced | no more |
+| the name that was logged last | if it continues the logged chain |
+| a new name | if its chain contains the oldest logged version (of `KEPT_VERSIONS`); at most `MOST_NAMES` names |
+| a name that a newer name has replaced | never |
 
 Runs of an earlier key epoch are forgotten: messages of that epoch cannot be replayed. Of the current epoch, the
 `KEPT_RUNS` newest runs stay; older runs are only marked as over.
 
-A silo evaluates each model at most once on the same samples for the server: two sums with the same evaluation, but with
-different other silos, would disclose the difference. And the test split is only for the result of a run.
+A silo evaluates each model for the server at most once on the same samples. If one evaluation entered two sums of
+different silos, the sums' difference would disclose something. And the test split is only for the result of a run.
 
 | split | a silo evaluates | unless |
 |---|---|---|
 | validation | the newest model, when an order brings it | it evaluated the model before |
-| test | each subject once, in an order that changes nothing | it evaluated the same model there before |
+| test | each subject once, in an order that changes nothing | it evaluated the same model on the test split before |
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class EncryptedReplica:
         pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.
         first_model: SHA-256 of another first model than the task's that may be sent, hexadecimal, or `ANY_MODEL`.
-        origin: name under which the run began, if it has another now: masks are new, sealed data is the same run's.
+        origin: name under which the run began, if it has another now: sealed data uses this name, masks the new name.
         seeded: noise on updates comes from the seeds of orders, which only virtual time may do.
     """
 

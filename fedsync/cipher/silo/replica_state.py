@@ -3,11 +3,11 @@
 A *snapshot* is a silo's state, sealed for silos that join, and signed by its author:
 
     `fedsync.cipher.encoding.catch_up.SignedSnapshot`, and in it under AES-GCM with a key of the group:
-    bytes of the state [8], `ReplicaState.whole`, zeros
+    length of the state [8] | the state (`ReplicaState.whole`) | zeros
 
 The server stores snapshots and cannot read them; a silo may lie in a snapshot. So the author signs the snapshot, and
 the server also checks the signature. Wrong content with a valid signature then counts as the author's lie, not as the
-server's forgery. The state's digest must be the newest D of its own history. A silo that begins with the state requires
+server's forgery. The newest D of the state's history must fit the state. A silo that begins with the state requires
 updates of other silos whose D includes it: see `fedsync.cipher.silo.catch_up_checks`. Zeros make all snapshots of a run
 equally long: the number of digits of exponents and losses would disclose something to the server.
 """

@@ -7,9 +7,9 @@ security at this degree. Each chunk is one ciphertext of 2 x 4096 words below q.
 The noise of a sum grows with the number of summands. Past the limit, decryption fails silently and totally, so the code
 bounds the number.
 
-Everything around a ciphertext's words is constant. The process takes these bytes from one vector that it encrypts
-itself, and checks them field by field. Later it only writes them, because a peer sends words only. So no length, size
-or flag of a peer ever reaches the library.
+In a serialised ciphertext, all bytes except its words are constant. A process takes these bytes from one vector that it
+encrypts itself, and checks them field by field. Peers send only words, around which the process writes its own constant
+bytes. So no length, size or flag of a peer ever reaches the library.
 
     TenSEAL     protobuf: sizes of the vector (field 1), SEAL's bytes (field 2)
     SEAL        header [16]: magic 5ea1, header size, version, compression, reserved, total bytes

@@ -73,7 +73,7 @@ class CurveFitter:
     """Fitter of the shape of one silo's curve.
 
     Args:
-        recent: points kept for a group of sizes, and levels in the median.
+        recent: number of points kept for a group of sizes, and number of levels in the median.
         sizes: groups of sizes kept; the least recently used group is dropped.
         width: sizes within this relative distance are about the same.
         fading: weight of a group relative to the group used next.

@@ -171,8 +171,8 @@ class PairCounts(Statistic):
 
     The first row counts all samples. Each other row counts one group: its samples, and the pairs with a sample of the
     group. A pair is comparable if its order is known: the earlier time ends with an event, or both times are equal and
-    one ends with an event. Pairs are formed within a silo, since samples of two silos never meet, so the pooled number
-    is the mean of the silos' numbers, weighted by their comparable pairs: not the concordance of all samples together.
+    one ends with an event. Samples of two silos never meet, so pairs are formed within a silo, and the pooled number is
+    the mean of the silos' numbers, weighted by their comparable pairs: not the concordance of all samples together.
     """
 
     key = f"pairs/{BLOCKS}"

@@ -50,8 +50,8 @@ class SparseSource(Source):
     """Sparse rows of many features, with a linear target of ``informative`` features.
 
     The frequency of feature j is proportional to 1 / (j + 1): some features are common and most are rare. A value is
-    1 / sqrt(nonzeros). In the truth vector, ``informative`` of the more common features are not zero. Targets are 1
-    where ``truth * row + noise`` is above its median, or that number itself. A feature drawn twice counts twice.
+    1 / sqrt(nonzeros). In the truth vector, ``informative`` of the more common features are not zero. Targets are
+    ``truth * row + noise``, or classes: 1 where this number is above its median. A feature drawn twice counts twice.
     """
 
     samples: PositiveInt = 2000
@@ -93,7 +93,7 @@ class SparseSource(Source):
 @register("ratings")
 @dataclass(frozen=True, slots=True)
 class RatingsSource(Source):
-    """Users' ratings of items; a share of ``known`` is known, and the true ratings have a low ``rank``.
+    """Users' ratings of items; the share ``known`` of them is known, and the true ratings have a low ``rank``.
 
     Ratings are float32 [users, items], NaN if unknown; targets are 0. A rating is the product of a user vector and an
     item vector of ``rank`` values, plus noise. Every user has at least one known rating. With ``non_negative``, vectors

@@ -11,8 +11,8 @@ and sets timeouts, as for silos without a relay. The relay checks silos' replies
 | any | the server opens another session | forgotten |
 
 The reply to the oldest request is due when all questions are ready, when a silo connects or disconnects, or when the
-request's time expires. It is also due when the first ready answer has waited for the share `LINGER` of its duration. So
-silos that finish together share one sum, and a slow silo delays the others briefly.
+request's time expires. It is also due when the first ready answer has waited for `LINGER` times the time that the silo
+needed for it. So silos that finish together share one sum, and a slow silo delays the others only briefly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Format of the sum of encrypted updates that a relay sends to the server for its silos.
 
-    magic [4] | version [2] | members [2] | bytes of each slip [members x 4] | zeros to 8
+    magic [4] | format version [2] | number of members [2] | length of each slip [4 per member] | zeros to 8
     | each slip, zeros to 8 | words of the sum | values in the clear, float32
 
 A *slip* (`fedsync.cipher.encoding.sealed_wire.slip`) is an update without its words, under its silo's own signature. So

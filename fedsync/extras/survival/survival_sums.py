@@ -8,12 +8,12 @@ z are covariates in pooled standard deviations. Sums over persons at risk are su
 
 A *cell* is a span of consecutive times with enough persons: two cells that differ by one person would disclose that
 person's covariates. Silos agree on cells without a message: cells follow from the counts of the first round. Cells of
-events and cells of censored persons are formed apart, since Efron's treatment of ties needs both sums.
+events and cells of censored persons are formed separately, since Efron's treatment of ties needs both sums.
 
 | tensor | content | round |
 |---|---|---|
-| ``silos`` | 255 from each silo at its own place, for each round apart; guard | all |
-| ``counts`` | events and censored at each time: of each group, or of all, then of complete rows; guard | 1 |
+| ``silos`` | 255 from each silo at its own place, separately for each round; guard | all |
+| ``counts`` | events and censored persons at each time: of each group (else of all), then of complete rows; guard | 1 |
 | ``moments`` | complete rows; sum and sum of squares of each covariate; guard | 1 |
 | ``cox N`` | sums of each cell of events, then of each cell of censored persons; guard | N + 1 |
 
@@ -115,8 +115,8 @@ class SurvivalSums:
     """Sums over all silos.
 
     Args:
-        counts: events and censored of each group, or of all, int64 [curves, times, 2].
-        complete: the same of rows without a missing covariate, int64 [times, 2].
+        counts: events and censored persons of each group (without groups: of all rows), int64 [curves, times, 2].
+        complete: the same counts of all rows without a missing covariate, int64 [times, 2].
         scales: mean and deviation of each covariate in complete rows, float64 [covariates, 2].
         steps: sums of the Newton steps so far.
     """

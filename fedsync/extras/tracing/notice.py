@@ -1,13 +1,12 @@
 """Notice: the list of one version's updates, for owners who consent to an examination and for the examiners.
 
     magic [8] | frames: run, numbers [5 x 8], group fingerprint, suite, values in the clear, roster, seeds, updates
-    numbers: version, least members of a version, bits, chunks of an update, key epoch
+    numbers: version, fewest updates of a version, bits, chunks of an update, key epoch
     each update: its id, base version [8], slip
 
 The notice has no words of any update, so it discloses nothing that the server does not know. The server writes the
 notice and can write anything. But each slip is signed by its silo, and the content C of the version follows from the
-slips. Silos that reached the version remember the same C (`fedsync.cipher.silo.history`). Another C shows a false
-notice.
+slips. Silos that reached the version remember C (`fedsync.cipher.silo.history`), so another C shows a false notice.
 """
 
 from __future__ import annotations

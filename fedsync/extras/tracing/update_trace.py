@@ -7,7 +7,7 @@ that silos encrypted. Then the update must be what an honest silo may send:
 |---|---|
 | tag | no sum with it is authentic, at any silo |
 | chain | it was built on another history than this silo's |
-| grid | it was sealed on a grid that nobody agreed on |
+| grid | it was sealed on a grid that silos did not agree on |
 | masks | the two silos of a mask committed to different seeds, or the seeds are not those committed to |
 | count, weights, progress, votes, evaluation | its header is not that of a single silo |
 | clipping | a value exceeds the clipping range |

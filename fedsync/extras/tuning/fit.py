@@ -61,7 +61,7 @@ class LoadFound:
     Args:
         slowness: divisor of each point's time that removes the load, float64 [points].
         clean: points with a reliably known load, bool [points].
-        pieces: trace of the speed, if the load is not two states.
+        pieces: trace of the speed; empty if two states describe the load.
     """
 
     slowness: Floats

@@ -46,7 +46,7 @@ class Mixture(PredictorPolicy[MixtureState]):
     mixture is close to the best expert, and the errors of equally good experts average out.
 
     The mean forgets with rate ``forget``, so that the weights follow when another expert becomes the best. It is a
-    plain mean before ``1 / forget`` orders. After these, one squared error counts up to 25 times the median expert's
+    plain mean before ``1 / forget`` orders. After these, one squared error counts at most 25 times the median expert's
     mean, so that an unpredictable stall does not decide.
 
     Until an expert uses its first trained model, its error is that of its moving average. Then this error is multiplied

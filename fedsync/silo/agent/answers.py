@@ -1,7 +1,7 @@
 """Forwarder of the agent: passes a server's question to the run's trainer or a relay's app, and logs the answer.
 
-The forwarder decodes nothing, and imports nothing heavy. Of an error, the server sees one code of the closed list
-(`fedsync.silo.owner.refusals`), never the text.
+The forwarder decodes nothing, and imports nothing heavy. If an error occurs, the server sees one code of the closed
+list (`fedsync.silo.owner.refusals`), never the text.
 """
 
 from __future__ import annotations

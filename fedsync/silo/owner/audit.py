@@ -4,9 +4,8 @@ Each line is on disk (``fdatasync``) before its answer leaves. So the log has ev
 process is killed at that moment. The answer of an incomplete line never left; the next writer cuts this line off and
 records the repair. If the disk rejects a line, the line is removed, and the answer is a refusal.
 
-The log holds nothing of the data. Requests and answers are names of `fedsync.silo.protocol`. Of payloads, the log
-has size and SHA-256. A refusal is recorded by its code. Refusals by the owner's own rules also have their reason, which
-names rules and paths.
+The log holds none of the silo's data. It names requests and answers as `fedsync.silo.protocol` does, and has size and
+SHA-256 of payloads. A refusal has its code; a refusal by the owner's own rules also a reason, with rules and paths.
 
 `fedsync.ops.audit_heads` writes the signed heads that verify a chain; it takes no part in the handling of messages.
 """

@@ -1,13 +1,13 @@
 """Lockout of a silo after three integrity failures: a forger gets three answers instead of thousands.
 
-The count of failures belongs to one key epoch. It is on disk beside the keys before the answer leaves. So neither a
-restart nor another run resets the count. For keys in memory the count is in memory.
+The count of failures belongs to one key epoch. It is on disk beside the keys before the answer leaves, so no restart or
+other run resets it. A second file, the marker, shows that a count was made. For keys in memory, the count is in memory.
 
 | count | marker | state of the silo |
 |---|---|---|
 | of this epoch, below the limit | exists | open |
 | of this epoch, at the limit | exists | locked |
-| of another group, of no later epoch | exists | open, from zero: old forgeries teach nothing about new keys |
+| of another group, and not of a later epoch | exists | open, from zero: old forgeries disclose nothing about new keys |
 | missing, damaged or of a later epoch | exists | locked: the count was removed, or old keys were restored |
 | readable | missing | the count applies, and the marker is created |
 | missing | missing | new: count and marker are created |

@@ -14,7 +14,7 @@ audit log's own signed heads show whether that log is complete.
 | ``kind`` | ``spent``, or ``returned`` for releases that an order left out |
 | ``unit`` | what the budget protects (`fedsync.config.sections.privacy.BudgetConfig`); older entries have no unit |
 | ``run``, ``of`` | the run, and the order or evaluation |
-| ``rate``, ``noise``, ``times`` | the release (`fedsync.privacy.release`), and its number of times |
+| ``rate``, ``noise``, ``times`` | rate and noise of a release (`fedsync.privacy.release`), number of such releases |
 """
 
 from __future__ import annotations

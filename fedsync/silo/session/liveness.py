@@ -4,7 +4,7 @@ A trainer answers probes by a separate thread, also while it loads and trains. I
 a row and uses no processor time meanwhile: it is stopped, or waits for a disk or a device that is gone. A trainer that
 answers may still have a thread that waits for ever: then no local step ends, and neither the trainer nor its child
 processes use processor time. A trainer that uses processor time is never treated as hung, even if a step takes long. A
-thread cannot be killed, so the whole trainer ends after it has reported the error; the next message starts another.
+thread cannot be killed, so the whole trainer reports the error and ends; the next message starts another trainer.
 
 A trainer watches its own work by this table:
 

@@ -150,7 +150,7 @@ class NamedArrays:
     Args:
         arrays: the first model.
         run: model parts that the strategy file names.
-        tied: for each tied name, the name that owns the array; the tied one does not travel.
+        tied: for each tied name, the name that owns the array; the array of a tied name does not travel.
         gradients: whether a parameter has a gradient, by name; all names not listed are buffers.
 
     Raises `ConfigError` if there are no arrays, their type cannot travel, or ``run`` names unknown parts.

@@ -158,9 +158,9 @@ class OnTime(BarrierPolicy[OnTimeState]):
     in, else from its reported progress or its forecast. If all n samples of the round were shared in proportion to
     speed, training would take T = n / sum_i v_i seconds.
 
-    - If no silo will take more than ``slack`` longer than T, the barrier waits for all silos until then.
-    - Otherwise all busy silos are told to stop after the step that they are in at T, or at once if T has passed.
-      Unprocessed samples come first in their next orders.
+    - If all silos will finish within (1 + ``slack``) T, the barrier waits for all silos until this time.
+    - Otherwise the barrier tells all busy silos to stop after their current step: half a step of the slowest silo
+      before T, or at once if this time has passed. Unprocessed samples come first in their next orders.
 
     The barrier asks for progress once the first update is in and a silo will be late, a speed is unknown, or half of
     ``slack`` has passed. It asks again every ``report_s`` and stops no silo before the first request. Where all silos

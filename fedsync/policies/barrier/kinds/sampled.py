@@ -1,10 +1,10 @@
 """Probabilistic synchronous parallel (PSP): BSP and SSP that check a sample of the silos instead of all.
 
-The *lag* of a silo behind another is the number of orders by which it has done fewer. SSP lets no silo be more than s
-ahead of the slowest, so one slow silo holds all others. PSP draws beta other silos at random and checks whether one of
-them lags by more than s. With a small beta, the slowest silo is seldom drawn, so most silos continue. Still, no silo
-runs away: with n silos, a check misses all of k laggards with probability about (1 - k/n)^beta, and each arrival
-triggers a new check. So the mean lag stays bounded, while the mean lag of ASP grows without bound.
+A silo's *lag* behind another silo is the number of orders that the other silo has done more. SSP lets no silo be more
+than s orders ahead of the slowest, so one slow silo holds all others. PSP draws beta other silos at random and checks
+whether one of them lags by more than s. With a small beta, the slowest silo is seldom drawn, so most silos continue.
+Still, no silo gets far ahead: with n silos, a check misses all of k laggards with probability about (1 - k/n)^beta, and
+each arrival triggers a new check. So the mean lag stays bounded, while the mean lag of ASP grows without bound.
 
 | state of a silo | event | decision | next |
 |---|---|---|---|

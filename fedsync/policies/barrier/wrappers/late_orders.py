@@ -1,7 +1,7 @@
 """Barriers that hide late silos from an inner barrier: ``capped``, ``quorum``, ``deadline``, and their base class.
 
 ``capped``, ``quorum`` and ``deadline`` decide which orders (training requests) are *late*. A late order continues, but
-the inner barrier ignores its silo. Its update is discarded, or joins the next commit like a fresh update.
+the inner barrier ignores its silo. The order's update is discarded, or joins the next commit like a fresh update.
 """
 
 from __future__ import annotations
