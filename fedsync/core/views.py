@@ -16,7 +16,7 @@ class SiloView:
 
     Args:
         clock: number of finished orders with an update.
-        since_s: time at which the silo became busy or idle; for an order from the queue, arrival of the update before.
+        since_s: time at which the silo became busy or idle; for a queued order, arrival of the previous update.
         forecast: predicted curve, or None before any observation.
         failures: number of consecutive failed orders.
         overhead_s: duration of the last order without its training [s].

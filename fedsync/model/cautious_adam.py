@@ -12,13 +12,13 @@ The rate says how far all layers together may move in one commit, relative to th
 | embedding, parallel branches | counted as dense, consecutive layers: a transformer needs a higher rate |
 
 A value moves only if momentum and the newest change have the same sign. The steps are divided by the share of moving
-values. If a change opposes momentum and is smaller, most of that momentum is forgotten: the value went too far. Running
-averages of norm layers are no weights: they move by the unscaled change.
+values. If a change opposes momentum and is the smaller of the two, most of the momentum is forgotten: the value went
+too far. Running averages of norm layers are no weights: they move by the unscaled change.
 
-Silos get a look-ahead model. In each tensor it is ahead of the current model by momentum's part of the next two steps,
-``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. The look-ahead model moves by a step plus
-the difference of two leads. With orders queued at silos, an update returns one version late, and its noise adds up. So
-steps shrink by the root of the number of versions they span, ``1 / sqrt(1 + s)``.
+If at most one tensor has two or more dimensions, silos get a look-ahead model. In each tensor it is ahead of the model
+by momentum's part of the next two steps, ``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. It
+moves by a step plus the difference of two leads. With queued orders, an update returns one version late, and its noise
+adds up. So steps from updates that are s versions old are multiplied by ``1 / sqrt(1 + s)``, unless `grace` is set.
 
 Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813);
 caution: Liang et al. 2024 (arXiv:2411.16085), algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server:

@@ -18,7 +18,7 @@ commit of S silos with total weight W, and T and T+, the total weight of all sil
 
 - The change of a commit is ``sum w_i u_i``. If the weigher divides by steps (FedNova), w_i is R n_i / K_i for one R, so
   g is the change over ``sum w_i K_i``. With equal steps this holds for FedAvg.
-- It suffices that m = sum kappa n_i m_i for any constant kappa, so T need not be exact; with sealed figures it is
+- It suffices that m = sum kappa n_i m_i for any constant kappa, so T need not be exact; with sealed figures, T is
   unknown. T grows by the mean weight of a commit's updates for each new silo, and to at least W.
 - That sum must be exact. So m_i+ counts only with its committed update, as it arrives after rounding, and all updates
   of a commit start from the newest version. An absent silo keeps its part of m.

@@ -7,7 +7,7 @@ a later version, attest it. Their silos and the author must be at least half of 
 |---|---|---|
 | candidate | it arrived | are kept |
 | attested | enough others have committed updates that start from its version or a later one | are forgotten |
-| relied on unattested | `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
+| relied on unattested | more than `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
 """
 
 from __future__ import annotations

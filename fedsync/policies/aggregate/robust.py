@@ -100,8 +100,8 @@ class TrimmedMean(RobustPolicy):
 class Krum(RobustPolicy):
     """Mean of the ``keep`` updates that are nearest to their neighbours: Krum with ``keep: 1``, else multi-Krum.
 
-    A commit needs 2 ``malicious`` + 3 updates, and also ``keep`` + ``malicious``. The result of the run reports how
-    often each silo's updates were left out.
+    A commit needs at least 2 ``malicious`` + 3 updates, and at least ``keep`` + ``malicious``. The result of the run
+    reports how often each silo's updates were left out.
 
     Source: Blanchard et al. 2017, "Machine learning with adversaries", arXiv:1703.02757, section 4.
     """

@@ -56,8 +56,8 @@ class LeaderStraggler(SharingBalancer):
     """Balancer that moves samples from the slowest silo to the fastest, by the measured round times: LB-BSP for GPUs.
 
     It needs no curve. The leader has the least time of the last round, the straggler the most. If the leader was faster
-    in every round of the window, `step` samples move from straggler to leader. If it was slower in one of the rounds,
-    the two have changed places, and the `fine` pace holds from then on.
+    in every round of the window, `step` samples move from straggler to leader. If the leader was slower in a remembered
+    round, the two have changed places, and the `fine` pace holds from then on.
 
     The paper leaves three cases open. A round in which one of the two silos has no time (its order failed, or it has
     just joined) does not count as a lead. A change of places is looked for only in the remembered rounds, which are as

@@ -118,8 +118,8 @@ class HalvingState:
 class HalvingInterval(IntervalPolicy[HalvingState]):
     """Interval that is divided by ``factor`` while the loss then falls faster: FSPB, recursive binary search.
 
-    One round at eta is compared with ``factor`` rounds at ``eta / factor``. The smaller interval is accepted, and then
-    divided in turn, if its loss decrease per elapsed second is greater. Otherwise the last accepted interval stays for
+    One round of interval eta is compared with ``factor`` rounds of ``eta / factor``. The smaller interval is accepted,
+    then divided in turn, if its loss falls more per elapsed second. Otherwise the last accepted interval stays for
     the rest of the run. With one extra round per gain, the search costs ``2 + (factor + 1) log(eta_0 / eta*)`` rounds.
 
     The comparison assumes that the loss falls linearly, so it misjudges wherever the decrease slows down;

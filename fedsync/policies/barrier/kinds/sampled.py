@@ -12,7 +12,7 @@ each arrival triggers a new check. So the mean lag stays bounded, while the mean
 | idle, at most s ahead of the slowest | | released without a draw | busy |
 | idle, further ahead | no silo in its sample lags by more than s | released | busy |
 | idle, further ahead | a silo in its sample lags by more than s | held | waiting |
-| waiting | an update arrives | a new sample, or the rest of the old one (``basic``, no ``redraw``) | as idle |
+| waiting | an update arrives | a new sample, or the rest of the old sample (``basic``, no ``redraw``) | as idle |
 | idle | its order failed | held until the next commit, or until no silo is busy | as idle |
 """
 
