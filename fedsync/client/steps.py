@@ -1,4 +1,4 @@
-"""Batches of one training request for a ClientApp's loop (`steps`), and blocks that are not timed (`untimed`)."""
+"""Helpers for a ClientApp's training loop: `steps` yields the order's batches, `untimed` excludes code from timing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """HTTP proxies: selection by the environment, and connections through a proxy (CONNECT).
 
-Flower's HTTP client reads the same variables by its own rules. So the code that starts a Flower process decides here,
-and passes its decision on by `proxied` or `unproxied`.
+Flower's HTTP client reads the same variables by its own rules. So the code that starts a Flower process selects the
+proxy with this module, and sets the process's variables with `proxied` or `unproxied` to the selected proxy or to none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Snapshots: encrypted models that silos upload for joining silos, and the server's choice of a reliable snapshot.
 
 The server cannot read a snapshot, and its author may lie. Committed updates that start from the snapshot's version, or
-a later version, attest it. Their silos and the author must be at least half of all silos.
+a later version, attest it. Their silos and the author must be at least half of all silos. A *link* has the model
+changes from one version to the next. A silo that joins gets a snapshot, and the links after the snapshot's version.
 
-| state of a snapshot | condition | links before it |
+| state of a snapshot | condition | links up to its version |
 |---|---|---|
 | candidate | it arrived | are kept |
 | attested | enough others have committed updates that start from its version or a later one | are forgotten |

@@ -1,4 +1,4 @@
-"""Decryption at a silo of a survey's sums (joint statistics of all silos, computed before the run)."""
+"""Decryption of a survey's sums, at a silo. A survey computes joint statistics of all silos before the training run."""
 
 from __future__ import annotations
 

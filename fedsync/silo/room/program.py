@@ -4,7 +4,7 @@ The room (`fedsync.common.sandbox.confinement`) holds the programs, the owner's 
 has no keys, no state, no network and no memory of another process. The process enters the room before any import that
 may start a thread.
 
-Usage: ``python -m fedsync.silo.room.program DESCRIPTOR``. The socket's first line is ``[home, [readable paths]]``.
+Usage: ``python -m fedsync.silo.room.program FD``. FD is a socket, whose first line is ``[home, [readable paths]]``.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
 """Request handler of a silo's trainer process: answers the server's requests while training goes on.
 
 A `TrainerService` carries out orders in separate threads (`fedsync.silo.session.order_queue`). So each request gets an
-answer within the time that it sets: the update if it is ready, else the progress. A repeated order is trained only
-once. An order has these states:
+answer within the time limit that it names: the update if it is ready, else the progress. A repeated order is trained
+only once. An order has these states:
 
-| state | `Train` of this order | `Collect` | `Train` of an order queued behind it | `Train` of another | goes to |
+| state | `Train` of this order | `Collect` | `Train` of an order to be queued | `Train` of another order | goes to |
 |---|---|---|---|---|---|
 | unknown | begins it | `VersionMismatch`: send it again | begins it | begins it | in work, queued |
 | queued | waits, then `InProgress` | the same | refuses it | drops this order | in work |
-| in work | waits, then `InProgress` | the same; may halt it | queues it | halts this order | done, refused, failed |
+| in work | waits, then `InProgress` | the same; may halt it | queues it | halts this order | done, mismatched, failed |
 | done | `WorkReport` and the update | the same | begins it | begins it | unknown |
-| refused | begins it, with the new payload | `VersionMismatch` | begins it | begins it | in work, unknown |
+| mismatched | begins it, with the new payload | `VersionMismatch` | begins it | begins it | in work, unknown |
 | failed | `Refused` | the same | begins it | begins it | unknown |
 
-*Refused*: the order's payload did not continue the model version that the silo holds. A new service loads the last
-*done* order from disk (`fedsync.silo.session.order_results`), and the order before it if the two were queued. All other
-orders are unknown to the service. A service has at most two orders, one queued behind the other. The next order makes
-the older one unknown.
+*Mismatched*: the order's payload did not continue the silo's model version. A new service loads the last *done* order
+from disk (`fedsync.silo.session.order_results`), and the order before it if the two were queued. All other orders are
+unknown to it. A service has at most two orders, one queued behind the other; a third order makes the oldest unknown.
 """
 
 from __future__ import annotations
