@@ -121,7 +121,7 @@ def test_no_field_of_a_specification_is_left_out(silo: Path) -> None:
         "seed": 99, "silos": 3, "queues": True, "quorum": 9, "run": "run-2", "began": "run-0", "admitted": ["rome"],
         "train_config": {"a": 1}, "evaluate_config": {"a": 1}, "aggregation": {"kind": "fedavg", "weight": "silo"},
         "server_optimizer": {"kind": "fedavgm"}, "model": {"share": ["b"]}, "wire": {"up": "fp16"},
-        "stop": {"rounds": 6}, "evaluation": {"metrics": ["accuracy"]}, "cipher": {"kind": "plain"},
+        "stop": {"rounds": 6}, "versions": 12, "evaluation": {"metrics": ["accuracy"]}, "cipher": {"kind": "plain"},
         "local": {"steps": 8}, "task": {"kind": "digits"}, "survey": {"spec": "", "columns": {"age": True}, "sums": ""},
         "emulate": [{"name": "a", "speed": 1.0}], "on_round": {"kind": "decay"},
         "privacy": {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0},
