@@ -165,7 +165,8 @@ class LostSilos:
         if part.row >= MAX_FAILURES:
             self._tell(f"{silo} is back")
         part.row = 0
-        self._attendance.hear(silo, at_s, report.presence)
+        if report.presence is not None:
+            self._attendance.hear(silo, at_s, report.presence)
         if order.evaluate:
             # A visible loss means that the figures are not sealed, so a missing evaluation is a failure.
             self.evaluate(silo, report.evaluation, told=report.loss is not None)

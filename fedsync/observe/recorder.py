@@ -240,4 +240,6 @@ def round_row(row: Round) -> dict[str, Any]:
 def _write_yaml(path: Path, value: object) -> None:
     # LibYAML, if PyYAML was built with it, is ten times faster, which matters from 10,000 silos.
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    write_atomically(path, yaml.dump(value, Dumper=dumper, sort_keys=False).encode())
+    unfinished = path.with_name(f".{path.name}")  # a process that is killed leaves the old file or the new one
+    unfinished.write_text(yaml.dump(value, Dumper=dumper, sort_keys=False), encoding="utf-8")
+    unfinished.replace(path)
