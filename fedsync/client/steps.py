@@ -108,8 +108,7 @@ class _OrderBatches(Generic[T]):
     """Loader that ends with the order."""
 
     def __init__(self, order: CountsSteps, own: Iterable[T], loader: Iterable[T]) -> None:
-        self._order, self._own = order, own
-        self._loader = loader
+        self._order, self._own, self._loader = order, own, loader
         self._done: int | None = None
 
     def __iter__(self) -> Iterator[T]:
@@ -124,7 +123,7 @@ class _OrderBatches(Generic[T]):
         return self._order.max_steps if self._done is None else self._done
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        return getattr(self._own if name == "dataset" else self._loader, name)
 
 
 def _again(loader: Iterable[T]) -> Iterator[T]:

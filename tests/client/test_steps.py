@@ -68,6 +68,7 @@ def test_a_batch_at_the_end_of_a_stream_is_filled_from_its_next_pass(workers: in
     wrapped: Any = steps(message(8), loader)
     assert [rows.tolist() for rows in wrapped] == [[*range(8)], [*range(8, 12), *range(4)], [*range(4, 12)]]
     assert isinstance(loader.dataset, Stream), "the app's own is as it was"
+    assert wrapped.dataset is loader.dataset
 
 
 class Shard(Stream):
