@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import yaml
 
 from fedsync import __version__
-from fedsync.common.errors import RunError
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.evaluation.metrics.metric_types import AnyMetric
@@ -177,12 +177,10 @@ class Recorder:
             summary["evaluation"]["cross_site"] = self._cross_site.without_matrix(compared)
             self.keep(evaluations.CROSS_SITE, compared)
         # Atomic, because other processes wait for this file.
-        unfinished = self.out / "summary.tmp"
         with _writing(self.out):
-            with open_private(unfinished) as file:
-                file.write(json.dumps(summary, indent=2) + "\n")
             self.keep(evaluations.FILE, drawn or None)
-            unfinished.replace(self.out / "summary.json")
+            text = (json.dumps(summary, indent=2) + "\n").encode()
+            write_atomically(self.out / "summary.json", text, OWNER_FILE, settle=False)
             self.close()
         return summary
 
@@ -200,8 +198,11 @@ def _writing(out: Path) -> Iterator[None]:
     """Turn disk errors into a `RunError` that names the run's folder; a run must not continue without its files."""
     try:
         yield
-    except OSError as error:
-        problem = f"{out}: the run's files cannot be written: {error.strerror}"
+    except (OSError, ConfigError) as error:
+        cause = error.__cause__ if isinstance(error, ConfigError) else error
+        if not isinstance(cause, OSError):
+            raise
+        problem = f"{out}: the run's files cannot be written: {cause.strerror}"
         raise RunError(f"{problem}. Free disk space, and resume the run with --resume, or start it again") from error
 
 
@@ -240,6 +241,4 @@ def round_row(row: Round) -> dict[str, Any]:
 def _write_yaml(path: Path, value: object) -> None:
     # LibYAML, if PyYAML was built with it, is ten times faster, which matters from 10,000 silos.
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    unfinished = path.with_name(f".{path.name}")  # a process that is killed leaves the old file or the new one
-    unfinished.write_text(yaml.dump(value, Dumper=dumper, sort_keys=False), encoding="utf-8")
-    unfinished.replace(path)
+    write_atomically(path, yaml.dump(value, Dumper=dumper, sort_keys=False).encode(), settle=False)
