@@ -211,8 +211,9 @@ class CoordinatorState:
     def judge(self, policies: Policies, settled: Iterable[Settled]) -> None:
         stop = policies.stop
         rules = policies.selection, None if stop.target is None else stop.target.rule, stop.steady
-        for each in (each for each in settled if each.counts):
-            self.leaders = self.leaders.after(rules, each.score, each.found, policies.metrics)
+        for each in settled:
+            if each.counts:
+                self.leaders = self.leaders.after(rules, each.score, each.found, policies.metrics)
 
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True

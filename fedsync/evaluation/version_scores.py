@@ -146,8 +146,9 @@ class Scores:
             if len(pool.found) < len(self._rolling.found):
                 pool = self._rolling
             score = Score(version, *pool.score, pool.sums.numbers(self.metrics))
-            settled.append(Settled(score, pool.found, 2 * len(pool.found) > len(self._newest)))
-            self._count(settled[-1])
+            counts = 2 * len(pool.found) > len(self._newest)
+            settled.append(Settled(score, pool.found, counts))
+            self._count(score, counts=counts)
         self._done = []
         return settled
 
@@ -155,13 +156,13 @@ class Scores:
         """Take a score attested by silos under sealed figures; return False if this or a newer version is settled."""
         if score.version <= self.settled:
             return False
-        self._count(Settled(score, {}))
+        self._count(score)
         return True
 
-    def _count(self, found: Settled) -> None:
-        self.settled = max(self.settled, found.score.version)
-        value = standing_in(found.score.numbers)
-        if value is not None and found.counts:
+    def _count(self, score: Score, *, counts: bool = True) -> None:
+        self.settled = max(self.settled, score.version)
+        value = standing_in(score.numbers)
+        if value is not None and counts:
             self.since_best = 0 if value > self.best else self.since_best + 1
             self.best = max(self.best, value)
 

@@ -341,7 +341,7 @@ class EncryptedAggregator:
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
         for call in postponed:
-            getattr(self, call)()
+            {"rollback": self.rollback, "savepoint": self.savepoint}[call]()
 
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)
