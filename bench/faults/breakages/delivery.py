@@ -16,6 +16,7 @@ TESTS = (
     "tests/server/test_checkpoints.py",
     "tests/flower/test_sealed_checkpoints.py",
     "tests/server/test_driver.py",
+    "tests/server/test_lost_nodes.py",
     "tests/server/test_refusing_silos.py",
     "tests/silo/test_order_results.py",
     "tests/extras/cross_site/test_own_models.py",

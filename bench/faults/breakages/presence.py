@@ -12,6 +12,7 @@ TESTS = (
     "tests/silo/test_owner_policy.py",
     "tests/silo/test_refusals.py",
     "tests/server/test_driver.py",
+    "tests/server/test_lost_nodes.py",
     "tests/server/test_refusing_silos.py",
 )
 
