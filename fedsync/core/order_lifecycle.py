@@ -81,7 +81,8 @@ def release(
             order = state.extensions.ordered(order)
         state.silos[name] = silo.begun(order, now_s)
         actions.append(Dispatch(name, order))
-    state.scores.begin(state.version, len(chosen))
+    evaluating = (name for name in chosen if state.silos[name].orders[-1].evaluate)
+    state.scores.begin(state.version, len(chosen), evaluating)
 
 
 def hurry(state: CoordinatorState, verdict: Verdict, recent: Sequence[object], actions: list[Action]) -> None:

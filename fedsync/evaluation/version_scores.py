@@ -12,6 +12,9 @@ import numpy as np
 from fedsync.core.orders import Evaluation, Score
 from fedsync.evaluation.metrics.metric_types import AnyMetric, ExactSum, Statistic, SumsPool, number, statistics_of
 
+_FIRST = -2
+"""Stands for the version that a silo evaluated last, during its first evaluation."""
+
 
 def standing_in(numbers: Mapping[str, float]) -> float | None:
     """Return the accuracy or, if silos report none, minus the loss, so that more is better."""
@@ -71,8 +74,9 @@ class Scores:
     the score pools the newest evaluation of every connected silo. Otherwise a silo with easy data would reach the
     target for all.
 
-    For the same reason, a score counts only if it pools more than half of the silos that ever evaluated a version.
-    Lost silos belong to these silos, dropped silos do not. Other scores are reported, but no decision uses them.
+    For the same reason, a score counts only if it pools more than half of the silos that ever evaluated a version or
+    are at their first evaluation. Lost silos belong to these silos, dropped silos do not. Other scores are reported,
+    but no decision uses them.
 
     Args:
         metrics: additional metrics of a score.
@@ -96,8 +100,11 @@ class Scores:
     def __post_init__(self) -> None:
         self.known = statistics_of(self.metrics)
 
-    def begin(self, version: int, count: int = 1) -> None:
+    def begin(self, version: int, count: int = 1, evaluating: Iterable[str] = ()) -> None:
+        """Add ``count`` orders based on a version; those of the silos ``evaluating`` are to evaluate it."""
         self._open.setdefault(version, _Pool()).under_way += count
+        for silo in evaluating:
+            self._newest.setdefault(silo, _FIRST)
 
     def end(self, version: int, silo: str, evaluation: Evaluation | None) -> None:
         pool = self._open[version]
@@ -112,6 +119,13 @@ class Scores:
             self._newest[silo] = version
             self._rolling.found[silo] = evaluation
             self._rolling.add(evaluation, self.known)
+        elif self._newest.get(silo) == _FIRST:
+            del self._newest[silo]
+
+    @property
+    def starting(self) -> bool:
+        """Whether a silo is at its first evaluation."""
+        return _FIRST in self._newest.values()
 
     def under_way(self, version: int) -> bool:
         return version in self._open

@@ -311,7 +311,7 @@ class Ledger:
         self.silos[name].begin(order, at_s)
         self.lost.begin(name)
         self.bytes_down += self.model_bytes
-        self._scores.begin(order.base_version)
+        self._scores.begin(order.base_version, evaluating=[name] if order.evaluate else ())
 
     def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport, discarded: Mapping[str, str]) -> None:
         self.bytes_up += meta.nbytes
@@ -377,7 +377,7 @@ class Ledger:
         settled = self._scores.settle()
         for each in settled:
             self._score(each.score)
-            self.lost.few_scored += not each.counts
+            self.lost.few_scored += not (each.counts or self._scores.starting)
         if settled:
             self.judged.settle(settled)
 

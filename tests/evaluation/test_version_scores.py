@@ -304,3 +304,18 @@ def test_a_loss_that_has_come_to_rest_ends_the_run(change: float | None, stops: 
     reason = StopRules(relative_change=0.01).decide(0, 0.0, Scores(), Passes(loss=1.0, change=change))
     assert (reason is not None) == stops
     assert not stops or "slowest silo" in str(reason)
+
+
+def test_a_fast_silo_alone_does_not_count_while_others_are_at_their_first_evaluation() -> None:
+    scores = Scores()
+
+    def alone(version: int) -> bool:
+        scores.begin(version, 1, ["fast"])
+        scores.end(version, "fast", Evaluation(loss=1.0, correct=9.9, samples=10))
+        return scores.settle()[-1].counts
+
+    scores.begin(0, 2, ["slow", "slower"])
+    assert not alone(1)
+    scores.end(0, "slow", None)
+    scores.end(0, "slower", None)
+    assert alone(2)
