@@ -42,8 +42,8 @@ class Scale(StrEnum):
 class Sizing:
     """Conversion of forecasts into work.
 
-    Balancers equalise whole orders: their curves include the silo's overhead, spread over its steps. Sizes differ only
-    if the predicted gain exceeds the variation of overheads; see `OVERHEAD_NOISE`.
+    A balancer's curves include the silo's overhead, spread over its steps; `proportional` uses their speed only. Sizes
+    differ only if the predicted gain exceeds the variation of overheads; see `OVERHEAD_NOISE`.
 
     Args:
         work: work of every silo without balancing.
