@@ -23,6 +23,7 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
+from fedsync.common.errors import FedSyncError
 from fedsync.common.run_claim import EVIDENCE
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
@@ -38,10 +39,12 @@ from fedsync.silo.protocol import (
     STATE_FOLDER,
     AskModel,
     Describe,
+    EvaluateModel,
     Hello,
     Identity,
     InitialModel,
     Question,
+    Refusal,
     Refused,
     Reply,
     Request,
@@ -90,6 +93,11 @@ class Victim:
         with patch.dict(os.environ, self._environment):
             words, answer = self.service.ask(write_request(request), payload)
         return Heard(read_reply(words, self.name, 2**20), answer, words)
+
+    def refusal(self) -> Refusal | None:
+        """The word by which it refuses to begin its run."""
+        reply = self.ask(Describe()).reply
+        return reply.code if isinstance(reply, Refused) else None
 
     # For the judge.
 
@@ -224,7 +232,6 @@ class Federation:
         return self.folder / "run"
 
     def _home(self, name: str) -> Path | None:
-        """Folder of a silo's trainer."""
         if not self.on_disk:
             return None
         home = Path(self.config(name).state) / STATE_FOLDER / self.run
@@ -257,13 +264,31 @@ class Federation:
             self.ids.append(order.update_id)
         return heard
 
+    def upload(self, orders: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Updates of the silos that do not refuse such orders, in the inbox; returns their ids."""
+        ids = []
+        for name, work in orders.items():
+            heard = self.train(name, self.order(name, **work))
+            if heard.payload is not None:
+                self.aggregator.put(name, self.last, heard.payload)
+                self.aggregator.holds(name, self.version)
+                ids.append(self.last)
+        return ids
+
     def collect(self, name: str, **changes: Any) -> str:
         """An update of a silo, in the inbox; returns its id."""
-        heard = self.train(name, self.order(name, **changes))
-        assert heard.payload is not None, heard.words
-        self.aggregator.put(name, self.last, heard.payload)
-        self.aggregator.holds(name, self.version)
-        return self.last
+        (update_id,) = self.upload({name: changes})
+        return update_id
+
+    def takes(self, name: str, update_id: str, data: bytes) -> bool:
+        """Whether the server takes this for an update of the silo, which it orders if none of this name has come."""
+        if update_id not in self.ids:
+            self.aggregator.begin(update_id)
+        try:
+            self.aggregator.put(name, update_id, np.frombuffer(data, dtype=np.uint8))
+        except FedSyncError:
+            return False
+        return True
 
     def commit(self, update_ids: Sequence[str], lost: Sequence[str] = ()) -> None:
         self.version += 1
@@ -290,6 +315,11 @@ class Federation:
             heard = self.train(name)
             assert not heard.refused, heard.words
             self.aggregator.holds(name, self.version)
+
+    def bring(self, names: Sequence[str] | None = None) -> None:
+        """Send silos the newest version, whether they take it or not, and have nothing trained."""
+        for name in names or self.names:
+            self.silos[name].ask(EvaluateModel(self.version), self.aggregator.outgoing(name))
 
     # What it has, and what it makes of it.
 

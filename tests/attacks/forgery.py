@@ -27,8 +27,7 @@ def aggregate(federation: Federation, envelope: wire.Envelope, version: int = 0,
     """A sum as the server sends it: what an envelope has, with changes to ``words``, ``tag`` or fields of its head."""
     words, tag = changes.pop("words", envelope.words), changes.pop("tag", envelope.tag)
     head = replace(
-        envelope.head,
-        **{"kind": wire.Kind.AGGREGATE, "sender": "server", "round": version, "annex": b"", **changes},
+        envelope.head, **{"kind": wire.Kind.AGGREGATE, "sender": "server", "round": version, "annex": b"", **changes}
     )
     return wire.encode(head, words, tag, None)
 

@@ -18,12 +18,7 @@ from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.model.layout import Vector
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
-from fedsync.silo.protocol import (
-    Identity,
-    Refusal,
-    Refused,
-    Train,
-)
+from fedsync.silo.protocol import Identity, Refusal, Refused, Train
 from tests.attacks.adversary import Heard, Victim
 
 ROWS, BATCH = 24, 6
@@ -64,7 +59,6 @@ class Silo:
         self.number = 0
 
     def begin(self, folder: Path | None = None, **changes: Any) -> Victim:
-        """Have the silo begin a run."""
         identity = Identity(spec(**changes).dump(), 0, "silo-a")
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -99,6 +93,11 @@ class Silo:
     @property
     def steps(self) -> int:
         return sum(map(counted, self.entries))
+
+
+def neighbours(place: Path, **rows: str) -> tuple[Silo, Silo]:
+    """Two silos whose tables differ in these rows."""
+    return Silo(place / "with", **rows), Silo(place / "without")
 
 
 def counted(line: Mapping[str, Any]) -> int:

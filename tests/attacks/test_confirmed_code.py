@@ -5,6 +5,7 @@ import importlib.util
 import os
 import py_compile
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -77,12 +78,20 @@ def approve(federation: Federation, code: Path, **owner: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["approved", "signed"])
 @pytest.mark.parametrize("name", ["app", "beside", "package", "inner"])
-def test_code_that_changes_after_the_approval_does_not_run(make: Make, code: Path, name: str) -> None:
-    federation, owner = make(owner={"approve": "never"}), {"code_files": [str(code / "app.py")]}
-    approve(federation, code, **owner)
+def test_code_that_changes_after_its_approval_or_signature_does_not_run(
+    make: Make, code: Path, name: str, how: str
+) -> None:
+    federation, owner = make(owner={"approve": "never"}), reviewed()
+    if how == "approved":
+        owner = {"code_files": [str(code / "app.py")]}
+        approve(federation, code, **owner)
+        owner["approve"] = "ask"
+    else:
+        Review(code_below(code), {}).sign(ALICE).write(code)
     exchanges(code)[name].write_text(HARM if name != "app" else HARM + APP.format(beside="json"))
-    assert isinstance(ask(federation, code, approve="ask", **owner), Refused)
+    assert isinstance(ask(federation, code, **owner), Refused)
     assert not list(code.rglob("done"))
 
 
@@ -105,34 +114,22 @@ def test_signed_code_runs_without_being_listed(make: Make, code: Path) -> None:
     assert list(code.rglob("done"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["app", "beside", "package", "inner"])
-def test_signed_code_that_changes_does_not_run(make: Make, code: Path, name: str) -> None:
-    Review(code_below(code), {}).sign(ALICE).write(code)
-    exchanges(code)[name].write_text(HARM if name != "app" else HARM + APP.format(beside="json"))
-    assert isinstance(ask(make(), code, **reviewed()), Refused)
-    assert not list(code.rglob("done"))
-
-
-def forged(code: Path) -> dict[str, Review | None]:
-    signed = Review(code_below(code), {}).sign(ALICE)
-    other = Review({**signed.files, "app.py": "0" * 64}, {}).sign(ALICE)
-    return {
-        "none": None,
-        "no-signature": Review(signed.files, {}),
-        "of-somebody-else": Review(signed.files, {}).sign(MALLORY),
-        "of-other-files": Review(signed.files, other.signatures),
-        "under-the-reviewers-key": Review(signed.files, {public(ALICE): MALLORY.sign(b"any")}),
-    }
+UNSIGNED: dict[str, Callable[[Review], Review | None]] = {
+    "none": lambda signed: None,
+    "no signature": lambda signed: Review(signed.files, {}),
+    "of somebody else": lambda signed: Review(signed.files, {}).sign(MALLORY),
+    "of other files": lambda signed: Review(
+        signed.files, Review({**signed.files, "app.py": "0" * 64}, {}).sign(ALICE).signatures
+    ),
+    "under the reviewer's key": lambda signed: Review(signed.files, {public(ALICE): MALLORY.sign(b"any")}),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["none", "no-signature", "of-somebody-else", "of-other-files", "under-the-reviewers-key"]
-)
+@pytest.mark.parametrize("kind", UNSIGNED)
 def test_code_that_no_listed_reviewer_signed_does_not_run(make: Make, code: Path, kind: str) -> None:
     (code / "confirmed_package" / "inner.py").write_text(HARM)
-    review = forged(code)[kind]
+    review = UNSIGNED[kind](Review(code_below(code), {}).sign(ALICE))
     if review is not None:
         review.write(code)
     assert isinstance(ask(make(), code, **reviewed()), Refused)

@@ -11,6 +11,7 @@ import importlib
 import io
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,9 +28,8 @@ from fedsync.flower import hub_transport
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.terminal import Terminal, WordsColumn, say, words
 from fedsync.ops.supervisor import LoggedProcess, Program
+from tests.attacks.call_sites import FILES, ROOT, calls, tree, where
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = [path for path in sorted((ROOT / "fedsync").rglob("*.py")) if "templates" not in path.parts]
 MEANS = {ROOT / "fedsync/common/foreign.py", ROOT / "fedsync/observe/terminal.py"}
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\r\nERROR all is well\u2028\u202egnp.exe\u2066\u200f\x9b31m[bold red]a[/][link=file:///]<script>&"
@@ -162,56 +162,45 @@ PRINTS = {
 OTHER_LOGGERS = ("'fedsync'", "'flwr'", "'httpx'")
 
 
-def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+BANNED = {
+    "rich.console": {"Console"},
+    "rich.text": {"Text"},
+    "rich.markup": {"escape"},
+    "rich.progress": {"TextColumn", "track"},
+    "rich": {"print", "print_json", "inspect"},
+    "html": {"escape"},
+    "typer": {"echo", "secho"},
+    "logging": {"getLogger"},
+    "flwr.common.logger": {"log", "logger"},
+}
 
 
 @pytest.mark.slow
 def test_all_loggers_and_consoles_are_made_in_one_place() -> None:
     wrong = []
     for path in set(FILES) - MEANS:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = {name.name for name in node.names}
-                banned = {
-                    "rich.console": {"Console"},
-                    "rich.text": {"Text"},
-                    "rich.markup": {"escape"},
-                    "rich.progress": {"TextColumn", "track"},
-                    "rich": {"print", "print_json", "inspect"},
-                    "html": {"escape"},
-                    "typer": {"echo", "secho"},
-                    "logging": {"getLogger"},
-                    "flwr.common.logger": {"log", "logger"},
-                }.get(node.module, set())
-                wrong += [f"{where}: {node.module}.{name}" for name in names & banned]
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom):
+                names = {name.name for name in node.names} & BANNED.get(node.module or "", set())
+                wrong += [f"{where(path, node)}: {node.module}.{name}" for name in names]
             if isinstance(node, ast.Import):
-                wrong += [f"{where}: {name.name}" for name in node.names if name.name in ("html", "click")]
-        for called, call in calls(path):
-            where = f"{path.relative_to(ROOT)}:{call.lineno}"
-            if called == "print" and path.relative_to(ROOT).as_posix() not in PRINTS:
-                wrong.append(f"{where}: print")
-            if called in ("typer.echo", "typer.secho", "warnings.warn", "traceback.print_exc"):
-                wrong.append(f"{where}: {called}")
-            # To set a level, or to have FedSync's own output: nothing is written with it.
-            known = path.name == "__init__.py" or not call.args or ast.unparse(call.args[0]) in OTHER_LOGGERS
-            if called == "logging.getLogger" and not known:
-                wrong.append(f"{where}: logging.getLogger")
+                wrong += [f"{where(path, node)}: {name.name}" for name in node.names if name.name in ("html", "click")]
+    for path, called, call in calls():
+        prints = called == "print" and path.relative_to(ROOT).as_posix() not in PRINTS
+        # To set a level, or to have FedSync's own output: nothing is written with it.
+        known = path.name == "__init__.py" or not call.args or ast.unparse(call.args[0]) in OTHER_LOGGERS
+        other = called in ("typer.echo", "typer.secho", "warnings.warn", "traceback.print_exc")
+        if path not in MEANS and (prints or other or (called == "logging.getLogger" and not known)):
+            wrong.append(f"{where(path, call)}: {called}")
     assert not wrong, "\n".join(sorted(wrong))
 
 
 @pytest.mark.slow
 def test_nothing_writes_to_the_standard_streams_past_them() -> None:
-    found: dict[str, int] = {}
-    for path in set(FILES) - MEANS:
-        for called, _ in calls(path):
-            if called in ("sys.stdout.write", "sys.stderr.write", "sys.__stdout__.write", "sys.__stderr__.write"):
-                name = str(path.relative_to(ROOT))
-                found[name] = found.get(name, 0) + 1
+    streams = ("sys.stdout.write", "sys.stderr.write", "sys.__stdout__.write", "sys.__stderr__.write")
+    found = Counter(
+        str(path.relative_to(ROOT)) for path, called, _ in calls() if called in streams and path not in MEANS
+    )
     assert found == WRITES_OWN_TEXT
 
 
@@ -219,10 +208,9 @@ def test_nothing_writes_to_the_standard_streams_past_them() -> None:
 def test_messages_of_logs_are_constants() -> None:
     """What is foreign is an argument, so no ``%`` in it is a place for another."""
     wrong = []
-    for path in FILES:
-        for called, call in calls(path):
-            owner, _, method = called.rpartition(".")
-            logs = owner == "logger" and method in ("debug", "info", "warning", "error", "exception", "critical")
-            if logs and isinstance(call.args[0], ast.JoinedStr | ast.BinOp | ast.Call):
-                wrong.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    for path, called, call in calls():
+        owner, _, method = called.rpartition(".")
+        logs = owner == "logger" and method in ("debug", "info", "warning", "error", "exception", "critical")
+        if logs and isinstance(call.args[0], ast.JoinedStr | ast.BinOp | ast.Call):
+            wrong.append(where(path, call))
     assert not wrong, "\n".join(wrong)

@@ -17,11 +17,11 @@ import pytest
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.model.chunked_arrays import SPAN_BYTES
 from fedsync.transport.hub import door, hub
-from fedsync.transport.hub_line import HubLine, JoinRefused
+from fedsync.transport.hub_line import HubLine, JoinRefused, ReceivedQuestion
 from fedsync.transport.join import Join, digest_of, new_secret
 from fedsync.transport.questions import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead, SiloQuestion
 from tests.e2e.deployed import wait_for
-from tests.transport.hubs import Served, served
+from tests.transport.hubs import Served, asked, served
 
 HOST = "Host: hub\r\n"
 
@@ -62,6 +62,17 @@ def head_of(line: HubLine, method: str, path: str, **more: object) -> str:
     return f"{method} /v1/fedsync{path} HTTP/1.1\r\n{HOST}authorization: Bearer {line._secret}\r\n{names}\r\n"
 
 
+def status(up: Served, line: HubLine, method: str, path: str, body: bytes = b"", **more: object) -> str:
+    """Status of the response to a silo's request."""
+    return spoken(up, head_of(line, method, path, **more), body)[9:12]
+
+
+def answered(up: Served, line: HubLine, head: FrameHead | str, body: bytes = b"", **more: object) -> str:
+    """Status of the response to a silo's answer."""
+    text = head if isinstance(head, str) else head.dump()
+    return status(up, line, "POST", "/answers", body, fedsync_head=text, **more)
+
+
 @pytest.mark.parametrize("path", ["/join", "/answers", "/uploads/" + "0" * 32])
 @pytest.mark.parametrize("who", ["", "authorization: Bearer guess\r\n", "authorization: Basic YTpi\r\n"])
 def test_of_a_stranger_no_body_is_read(path: str, who: str, up: Served) -> None:
@@ -93,50 +104,30 @@ def test_idle_strangers_keep_no_silo_out(up: Served) -> None:
     """Connections without a request held all places, for ten seconds each."""
     assert up.hub._server is not None
     up.hub._server.config.limit_concurrency = 16
-    context, held = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), []
-    context.load_verify_locations(cadata=up.authority)
-    try:
+    with ExitStack() as held:
         for _ in range(20):
-            plain = socket.create_connection(("127.0.0.1", up.port), 5)
-            held.append(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+            held.enter_context(opened(up, ""))
         line = up.joined("a")
         assert up.hub.send("a", SiloQuestion("hello")) is not None
-        asked = line.asked(0)
-        assert asked is not None and asked.text == "hello"
-    finally:
-        for each in held:
-            each.close()
+        assert asked(line).text == "hello"
 
 
 def test_bodies_are_bounded_by_what_is_asked(up: Served) -> None:
-    line = up.joined("a")
-    most = MOST_TEXT_BYTES + 1
+    line, body = up.joined("a"), b"12345"
     for number, size in [(1, 111), (2, 10**9), (99, BESIDE_BYTES + 11)]:
         name = up.hub.send("a", SiloQuestion("how far", most=100)) if number < 99 else None
-        head = FrameHead(10, number).dump()
-        assert spoken(up, head_of(line, "POST", "/answers", fedsync_head=head, content_length=size))[9:12] == "413"
+        assert answered(up, line, FrameHead(10, number), content_length=size) == "413"
         ended = [(each.name, each.check, each.payload) for each in up.hub.receive(0.1)]
         assert ended == ([] if name is None else [(name, "length", None)]), "nobody waits for another answer"
     up.hub.send("a", SiloQuestion("how far", most=100))
-    for bad in [
-        "",
-        "x",
-        "[]",
-        "{}x",
-        json.dumps({"text": most}),
-        json.dumps({"text": -1}),
-        json.dumps({"number": 1e3}),
-    ]:
-        found = spoken(up, head_of(line, "POST", "/answers", fedsync_head=bad, content_length=5), b"12345")
-        assert found[9:12] == "400", bad
-    chunked = head_of(line, "POST", "/answers", fedsync_head=FrameHead(5, 3).dump(), transfer_encoding="chunked")
-    assert spoken(up, chunked, b"5\r\n12345\r\n0\r\n\r\n")[9:12] == "411"
-    both = head_of(
-        line, "POST", "/answers", fedsync_head=FrameHead(5, 3).dump(), transfer_encoding="chunked", content_length=5
-    )
-    assert spoken(up, both, b"5\r\n12345\r\n0\r\n\r\n")[9:12] in ("400", "411")
-    less = head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 3).dump(), content_length=5)
-    assert spoken(up, less, b"12345")[9:12] == "400"
+    numbers = ({"text": MOST_TEXT_BYTES + 1}, {"text": -1}, {"number": 1e3})
+    for bad in ["", "x", "[]", "{}x", *map(json.dumps, numbers)]:
+        assert answered(up, line, bad, body, content_length=5) == "400", bad
+    chunked = b"5\r\n12345\r\n0\r\n\r\n"
+    assert answered(up, line, FrameHead(5, 3), chunked, transfer_encoding="chunked") == "411"
+    both = answered(up, line, FrameHead(5, 3), transfer_encoding="chunked", content_length=5)
+    assert both in ("400", "411")
+    assert answered(up, line, FrameHead(10, 3), body, content_length=5) == "400", "less than its head says"
     assert up.hub.receive(0.1) == []
 
 
@@ -144,10 +135,7 @@ def test_a_slow_body_is_given_up(up: Served, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(door, "BODY_S", 0.2)
     line = up.joined("a")
     up.hub.send("a", SiloQuestion("how far"))
-    found = spoken(
-        up, head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=10), b"123"
-    )
-    assert found[9:12] == "408"
+    assert answered(up, line, FrameHead(10, 1), b"123", content_length=10) == "408"
 
 
 def test_one_silo_holds_no_more_than_its_requests(up: Served) -> None:
@@ -167,49 +155,49 @@ def test_one_silo_holds_no_more_than_its_requests(up: Served) -> None:
 def test_no_file_is_reached_by_its_name(digest: str, up: Served) -> None:
     line = up.joined("a")
     for method, path in [("GET", f"/blobs/{digest}"), ("HEAD", f"/uploads/{digest}")]:
-        assert spoken(up, head_of(line, method, path))[9:12] == "404"
+        assert status(up, line, method, path) == "404"
 
 
 def test_an_upload_is_its_silo_s_and_no_larger_than_it_may_be(up: Served, tmp_path: Path) -> None:
     line, other = up.joined("a"), up.joined("b")
     most = 2 * BESIDE_BYTES
     up.hub.send("a", SiloQuestion("train", most=most))
-    question = line.asked(0)
-    assert question is not None and question.ticket
-    place = f"/uploads/{question.ticket}"
-    told: dict[str, Any] = {"upload_offset": 0, "upload_sha256": "0" * 64}
-    assert spoken(up, head_of(other, "HEAD", place))[9:12] == "404"
-    for length, sent in [(most, most + 1), (100, 50), (50, 100)]:
-        told |= {"upload_length": length, "content_length": sent}
-        assert spoken(up, head_of(line, "PUT", place, **told))[9:12] == "413"
-    told |= {"upload_length": 5, "content_length": 5, "upload_offset": 3}
-    assert spoken(up, head_of(line, "PUT", place, **told))[9:12] == "409"
-    told |= {"upload_offset": 0}
-    assert spoken(up, head_of(line, "PUT", place, **told), b"12345")[9:12] == "422", "its digest is another one"
+    ticket = asked(line).ticket
+    assert ticket
+    place = f"/uploads/{ticket}"
+
+    def put(length: int, sent: int, body: bytes = b"", offset: int = 0) -> str:
+        told = {"upload_offset": offset, "upload_sha256": "0" * 64, "upload_length": length, "content_length": sent}
+        return status(up, line, "PUT", place, body, **told)
+
+    assert status(up, other, "HEAD", place) == "404"
+    assert [put(*sizes) for sizes in [(most, most + 1), (100, 50), (50, 100)]] == ["413"] * 3
+    assert put(5, 5, offset=3) == "409"
+    assert put(5, 5, b"12345") == "422", "its digest is another one"
     assert not list((tmp_path / "hub" / "uploads").iterdir())
-    not_whole = head_of(
-        line, "POST", "/answers", fedsync_head=FrameHead(1, 1, ticket=question.ticket).dump(), content_length=1
-    )
-    assert spoken(up, not_whole, b"x")[9:12] == "409"
+    assert answered(up, line, FrameHead(1, 1, ticket=ticket), b"x", content_length=1) == "409", "it is not whole"
     assert up.hub.receive(0.1) == []
-    told |= {"upload_length": most + 1, "content_length": most + 1}
-    assert spoken(up, head_of(line, "PUT", place, **told))[9:12] == "413"
+    assert put(most + 1, most + 1) == "413"
     (answer,) = up.hub.receive(1)
     assert answer.check == "length" and answer.payload is None, "nobody waits for another answer"
-    assert spoken(up, head_of(line, "HEAD", place))[9:12] == "404"
+    assert status(up, line, "HEAD", place) == "404"
+
+
+def begun(up: Served, line: HubLine, nbytes: int) -> tuple[ReceivedQuestion, str]:
+    """A question whose answer is an upload of so many bytes, and the head of the request that begins it."""
+    up.hub.send("a", SiloQuestion("train", most=nbytes))
+    question = asked(line)
+    told = {"upload_offset": 0, "upload_length": nbytes, "content_length": nbytes, "upload_sha256": "0" * 64}
+    return question, head_of(line, "PUT", f"/uploads/{question.ticket}", **told)
 
 
 def test_an_earlier_connection_of_an_upload_writes_no_more(up: Served, tmp_path: Path) -> None:
-    line, nbytes = up.joined("a"), 2 * SPAN_BYTES
-    up.hub.send("a", SiloQuestion("train", most=nbytes))
-    question = line.asked(0)
-    assert question is not None
-    told = {"upload_offset": 0, "upload_length": nbytes, "content_length": nbytes, "upload_sha256": "0" * 64}
-    place = f"/uploads/{question.ticket}"
-    with opened(up, head_of(line, "PUT", place, **told), bytes(nbytes - 1)) as earlier:
-        wait_for(lambda: any((tmp_path / "hub" / "uploads").iterdir()), "the upload has begun", 10.0)
-        spoken(up, head_of(line, "HEAD", place))
-        (file,) = (tmp_path / "hub" / "uploads").iterdir()
+    line, nbytes, uploads = up.joined("a"), 2 * SPAN_BYTES, tmp_path / "hub" / "uploads"
+    question, head = begun(up, line, nbytes)
+    with opened(up, head, bytes(nbytes - 1)) as earlier:
+        wait_for(lambda: any(uploads.iterdir()), "the upload has begun", 10.0)
+        status(up, line, "HEAD", f"/uploads/{question.ticket}")
+        (file,) = uploads.iterdir()
         there = file.stat().st_size
         earlier.sendall(b"0")
         assert earlier.recv(65536)[9:12] == b"409"
@@ -218,12 +206,8 @@ def test_an_earlier_connection_of_an_upload_writes_no_more(up: Served, tmp_path:
 
 def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served, tmp_path: Path) -> None:
     line, data = up.joined("a"), np.arange(3 * BESIDE_BYTES, dtype=np.uint32).view(np.uint8)
-    up.hub.send("a", SiloQuestion("train", most=data.nbytes))
-    question = line.asked(0)
-    assert question is not None
-    told = {"upload_offset": 0, "upload_length": data.nbytes, "content_length": data.nbytes, "upload_sha256": "0" * 64}
-    head = head_of(line, "PUT", f"/uploads/{question.ticket}", **told)
     uploads = tmp_path / "hub" / "uploads"
+    question, head = begun(up, line, data.nbytes)
     with opened(up, head, bytes(data.nbytes - 1)):
         wait_for(lambda: any(uploads.iterdir()), "the upload has begun", 10.0)
         line.answer(question, "done", data)
@@ -238,8 +222,7 @@ def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served, tm
 def test_an_answer_is_only_to_one_s_own_questions(up: Served) -> None:
     line, other = up.joined("a"), up.joined("b")
     up.hub.send("a", SiloQuestion("train"))
-    question = line.asked(0)
-    assert question is not None
+    question = asked(line)
     other.answer(question, "I am a")
     assert up.hub.receive(0.1) == []
     other.answer(replace(question, number=2**50), "later")
@@ -250,12 +233,12 @@ def test_an_answer_is_only_to_one_s_own_questions(up: Served) -> None:
 def test_numbers_that_a_silo_makes_up_harm_itself_alone(up: Served) -> None:
     line = up.joined("a")
     for after in ("-1", "1e3", "9" * 16, "x", ""):
-        assert spoken(up, head_of(line, "GET", f"/orders?after={after}"))[9:12] == "400"
+        assert status(up, line, "GET", f"/orders?after={after}") == "400"
     up.hub.send("a", SiloQuestion("one"))
     assert spoken(up, head_of(line, "GET", f"/orders?after={'9' * 15}"), wait_s=0.3) == "timeout"
     up.hub.send("a", SiloQuestion("two"))
-    found = line.asked(1)
-    assert found is not None and (found.number, found.text) == (2, "two")
+    found = asked(line, 1)
+    assert (found.number, found.text) == (2, "two")
 
 
 def test_a_session_has_a_secret_of_its_own(up: Served) -> None:
@@ -332,6 +315,18 @@ def reply(head: str, body: bytes = b"") -> bytes:
     return f"HTTP/1.1 200 OK\r\n{told}\r\n\r\n".encode() + body
 
 
+@contextmanager
+def lying(answer: bytes) -> Iterator[HubLine]:
+    """A silo's line to a hub that answers so."""
+    liar = LyingHub(answer)
+    line = HubLine(Join((liar.address,), new_secret(), "", "run", "a"), new_secret())
+    try:
+        yield line
+    finally:
+        line.close()
+        liar.close()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -347,24 +342,12 @@ def reply(head: str, body: bytes = b"") -> bytes:
     ],
 )
 def test_a_lying_hub_s_question_is_refused_and_no_redirection_followed(answer: bytes) -> None:
-    liar = LyingHub(answer)
-    line = HubLine(Join((liar.address,), new_secret(), "", "run", "a"), new_secret())
-    try:
-        with pytest.raises(ProtocolError):
-            line.asked(0)
-    finally:
-        line.close()
-        liar.close()
+    with lying(answer) as line, pytest.raises(ProtocolError):
+        line.asked(0)
 
 
 def test_a_blob_with_no_end_fills_no_disk(tmp_path: Path) -> None:
-    data = np.zeros(10_000, np.uint8)
-    liar = LyingHub(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + bytes(5_000_000))
-    line = HubLine(Join((liar.address,), new_secret(), "", "run", "a"), new_secret())
-    try:
-        with pytest.raises(ProtocolError, match="more than its 10000 bytes"):
-            line.fetch(Blob("0" * 64, data.nbytes), tmp_path / "model")
-        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 10_000
-    finally:
-        line.close()
-        liar.close()
+    endless = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + bytes(5_000_000)
+    with lying(endless) as line, pytest.raises(ProtocolError, match="more than its 10000 bytes"):
+        line.fetch(Blob("0" * 64, 10_000), tmp_path / "model")
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 10_000

@@ -13,18 +13,20 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
-from fedsync.common import codec
 from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import AuditConfig, SiloStartConfig
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.audit_check import check_audit, table
-from fedsync.ops.audit_heads import HEAD, AuditHead, HeadKeeper
+from fedsync.ops.audit_heads import HEAD, HeadKeeper
 from fedsync.silo.owner.audit import AuditLog
 from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditReader, file_name, sealed_line
 from fedsync.silo.owner.owner_policy import audit_place
+from fedsync.silo.owner.refusals import code_of
+from fedsync.silo.protocol import Refusal
 
 LINE = {"who": "x:1", "run": "run-1", "spec": "ab", "asked": "Train", "of": "a/1", "got": 1, "said": "WorkReport"}
 
@@ -35,15 +37,20 @@ def config() -> Iterator[SiloStartConfig]:
         yield made(Path(name), "berlin")
 
 
+def owned(folder: Path, name: str, **audit: Any) -> SiloStartConfig:
+    """A silo with a node key, whose heads go to a share."""
+    (folder / name).mkdir(mode=0o700)
+    key = make_node_key(name, folder / f"{name}-keys").private
+    return SiloStartConfig(
+        name=name, server="x:1", authority="ca.crt", node_key=str(key), state=str(folder / name),
+        audit=AuditConfig(head_to=str(folder / "share"), **audit),
+    )  # fmt: skip
+
+
 def made(folder: Path, name: str) -> SiloStartConfig:
     """A silo whose log has lines of yesterday and today, signed, with a head of yesterday elsewhere."""
-    (folder / name).mkdir(mode=0o700)
-    (folder / "share").mkdir(exist_ok=True)
-    key = make_node_key(name, folder / f"{name}-keys").private
-    config = SiloStartConfig(
-        name=name, server="x:1", authority="ca.crt", node_key=str(key), state=str(folder / name),
-        audit=AuditConfig(head_to=str(folder / "share")),
-    )  # fmt: skip
+    (folder / "share").mkdir()
+    config = owned(folder, name)
     log = AuditLog(audit_place(config))
     now = datetime(2026, 1, 1, tzinfo=UTC)
     keeper = HeadKeeper(config, lambda: now)
@@ -54,6 +61,10 @@ def made(folder: Path, name: str) -> SiloStartConfig:
         now += timedelta(hours=6)
     assert not check_audit(config).broken
     return config
+
+
+def add(config: SiloStartConfig) -> None:
+    AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": "00"})
 
 
 def log_of(config: SiloStartConfig) -> Path:
@@ -133,32 +144,21 @@ def test_who_has_the_key_signs_another_log_and_the_head_elsewhere_disagrees(conf
     assert not check_audit(config.model_copy(update={"audit": AuditConfig()})).broken  # what no head elsewhere means
 
 
-@pytest.mark.parametrize("what", ["another silo", "name", "line", "signature", "key", "nonsense"])
-def test_heads_are_this_silos_own(config: SiloStartConfig, what: str) -> None:
-    head = AuditHead.load(head_of(config))
-    changed = json.loads(codec.dumps(head))
-    match what:
-        case "another silo":
-            other = made(Path(config.state).parent, "paris")
-            changed = json.loads(head_of(other).read_text())
-        case "name":
-            changed["silo"] = "paris"
-        case "line":
-            changed["n"] -= 1
-        case "signature":
-            changed["signature"] = "00" * 100
-        case "key":
-            changed["key"] = "SHA256:x"
-        case "nonsense":
-            changed = {}
-    head_of(config).write_text(json.dumps(changed))
-    assert HEAD in check_audit(config).broken
+def test_heads_are_this_silos_own(config: SiloStartConfig) -> None:
+    mine = json.loads(head_of(config).read_text())
+    elsewhere = Path(config.state).with_name("o")
+    elsewhere.mkdir()
+    other = json.loads(head_of(made(elsewhere, "paris")).read_text())
+    changes = ({"silo": "paris"}, {"n": mine["n"] - 1}, {"signature": "00" * 100}, {"key": "SHA256:x"})
+    for lie in (other, {}, *({**mine, **change} for change in changes)):
+        head_of(config).write_text(json.dumps(lie))
+        assert HEAD in check_audit(config).broken, lie
 
 
 def test_a_log_that_does_not_go_on_is_not_signed(config: SiloStartConfig, caplog: pytest.LogCaptureFixture) -> None:
     before = head_of(config).read_bytes()
     rewrite(config, bytes=99)
-    AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": ""})
+    add(config)
     for keeper in (HeadKeeper(config), HeadKeeper(config)):
         keeper.tend(last=True)
     assert "the audit log is not signed" in caplog.text and head_of(config).read_bytes() == before
@@ -173,7 +173,7 @@ def test_a_share_that_is_gone_is_told_and_tried_again(
     keeper.tend()
     mark = Path(config.state) / AUDIT / UNWRITTEN
     assert mark.exists() and "cannot be written off this machine" in caplog.text
-    AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": ""})  # training goes on
+    add(config)  # training goes on
     share.mkdir()
     keeper.tend()
     assert not mark.exists() and len(list(share.iterdir())) == 1
@@ -181,21 +181,16 @@ def test_a_share_that_is_gone_is_told_and_tried_again(
 
 def test_nothing_leaves_before_the_first_head_or_after_the_day_s_where_the_share_is_gone(tmp_path: Path) -> None:
     """Heads that the owner demands; the first line of a new log has no head before it."""
-    share, state = tmp_path / "share", tmp_path / "berlin"
-    state.mkdir(mode=0o700)
-    key = make_node_key("berlin", tmp_path / "keys").private
-    config = SiloStartConfig(
-        name="berlin", server="x:1", authority="ca.crt", node_key=str(key), state=str(state),
-        audit=AuditConfig(head_to=str(share), required=True),
-    )  # fmt: skip
-    log, keeper = AuditLog(audit_place(config)), HeadKeeper(config)
+    share, config = tmp_path / "share", owned(tmp_path, "berlin", required=True)
+    keeper = HeadKeeper(config)
     for _ in range(2):
         keeper.tend()
-        with pytest.raises(ConfigError, match="cannot be written to another machine"):
-            log.add("answered", {**LINE, "bytes": 1, "sent": "00"})
+        with pytest.raises(ConfigError, match="cannot be written to another machine") as caught:
+            add(config)
+        assert code_of(caught.value) is Refusal.DISK
         share.mkdir()
         keeper.tend()
-        log.add("answered", {**LINE, "bytes": 1, "sent": "00"})
+        add(config)
         keeper.tend()
         shutil.rmtree(share)
 
@@ -214,7 +209,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_chain_of_nonsense_is_an_error_with_a_place_and_no_stack_trace(what: str, config: SiloStartConfig) -> None:
     """Lines that fit together, of whoever has the machine: the owner's command ended with a stack trace."""
-    AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": "00"})
+    add(config)
     lines = [json.loads(line) for line in log_of(config).read_bytes().splitlines()]
     lines[-1].pop("digest")
     raw, _ = sealed_line({**lines[-1], **HOSTILE[what]})  # type: ignore[arg-type]  # it is nonsense
@@ -235,10 +230,7 @@ def test_a_pipe_in_the_place_of_a_log_stops_nobody(config: SiloStartConfig) -> N
         with suppress(ConfigError):
             by()
 
-    def write() -> None:
-        AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": "00"})
-
-    for by in (lambda: check_audit(config), HeadKeeper(config).tend, write):
+    for by in (lambda: check_audit(config), HeadKeeper(config).tend, lambda: add(config)):
         thread = threading.Thread(target=read, args=[by], daemon=True)
         thread.start()
         thread.join(5.0)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,11 +23,29 @@ NORMALISED = RunSpec.of(
 ).dump()
 
 
+@pytest.fixture
+def silos() -> Silos:
+    return Silos()
+
+
+@pytest.fixture
+def relay(silos: Silos) -> RelayService:
+    return relay_of(silos)
+
+
 def relay_of(silos: Silos) -> RelayService:
     found = RelayService(silos, clock=lambda: silos.now_s)
     found.turn()
     ask(found, request())
     return found
+
+
+def work_on(relay: RelayService, silos: Silos) -> None:
+    """Both silos are at work, and are asked for their updates."""
+    ask(relay, request(train("a"), train("b")))
+    silos.came = [SiloAnswer(name, write_reply(InProgress(1, 8))) for name in ("m1", "m2")]
+    relay.turn()
+    ask(relay, request(collect("a"), collect("b")))
 
 
 def collect(silo: str, number: int = 1) -> RegionAsk:
@@ -47,17 +66,15 @@ LIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_report_that_cannot_be_is_in_no_sum_however_it_was_asked_for(
-    lie: str, monkeypatch: pytest.MonkeyPatch, *, later: bool
+    lie: str, silos: Silos, monkeypatch: pytest.MonkeyPatch, *, later: bool
 ) -> None:
     """One that comes later is the answer to a `Collect`, which does not say again what the order was."""
     monkeypatch.setattr("tests.silo.test_relay.SPEC", NORMALISED)
-    silos = Silos()
     relay = relay_of(silos)
-    ask(relay, request(train("a"), train("b")))
     if later:
-        silos.came = [SiloAnswer("m1", write_reply(InProgress(1, 8))), SiloAnswer("m2", write_reply(InProgress(1, 8)))]
-        relay.turn()
-        ask(relay, request(collect("a"), collect("b")))
+        work_on(relay, silos)
+    else:
+        ask(relay, request(train("a"), train("b")))
     report = replace(WorkReport(0, 5, 40, 1.0, 1.0), **LIES[lie])
     values = np.array([1, 2], np.float32).view(np.uint8)
     silos.came = [SiloAnswer(f"m{len(silos.sent) - 1}", write_reply(report), values)]
@@ -70,23 +87,16 @@ def test_a_report_that_cannot_be_is_in_no_sum_however_it_was_asked_for(
     np.testing.assert_array_equal(pieces[honest.piece].view(np.float32), [3, 4])
 
 
-def test_reports_that_are_right_are_added_also_where_they_were_collected() -> None:
-    silos = Silos()
-    relay = relay_of(silos)
-    ask(relay, request(train("a"), train("b")))
-    silos.came = [SiloAnswer("m1", write_reply(InProgress(1, 8))), SiloAnswer("m2", write_reply(InProgress(1, 8)))]
-    relay.turn()
-    ask(relay, request(collect("a"), collect("b")))
+def test_reports_that_are_right_are_added_also_where_they_were_collected(relay: RelayService, silos: Silos) -> None:
+    work_on(relay, silos)
     silos.answers(3, [1, 2])
     silos.answers(4, [3, 4])
     relay.turn()
     assert [each.update_ids for each in ask(relay, request())[0].sums] == [("a/1", "b/1")]
 
 
-def test_a_relay_that_knows_no_order_adds_nothing() -> None:
+def test_a_relay_that_knows_no_order_adds_nothing(relay: RelayService, silos: Silos) -> None:
     """It was started again, and the server asks for what was in work."""
-    silos = Silos()
-    relay = relay_of(silos)
     ask(relay, request(collect("a"), collect("b")))
     silos.answers(1, [1, 2])
     silos.answers(2, [3, 4])
@@ -95,19 +105,15 @@ def test_a_relay_that_knows_no_order_adds_nothing() -> None:
     assert reply.sums == () and [each.piece for each in reply.answers] == [0, 1]
 
 
-def test_orders_that_nobody_answers_fill_no_memory() -> None:
-    silos = Silos()
-    relay = relay_of(silos)
+def test_orders_that_nobody_answers_fill_no_memory(relay: RelayService) -> None:
     for number in range(1, 2 * MAX_SILOS + 50):
         ask(relay, request(train("a", number)))
     (run,) = relay._runs.values()
     assert len(run.orders) == 2 * MAX_SILOS and f"a/{2 * MAX_SILOS + 49}" in run.orders
 
 
-def test_words_without_end_are_a_problem_of_who_says_them() -> None:
+def test_words_without_end_are_a_problem_of_who_says_them(relay: RelayService, silos: Silos) -> None:
     """The server takes 2 MiB of texts in one answer, and would lose those of the region with it."""
-    silos = Silos()
-    relay = relay_of(silos)
     ask(relay, request(train("a"), train("b")))
     silos.came = [SiloAnswer("m1", "x" * (MAX_EVALUATION_TEXT + 1), np.zeros(8, np.uint8))]
     silos.answers(2, [3, 4])
@@ -118,10 +124,8 @@ def test_words_without_end_are_a_problem_of_who_says_them() -> None:
     assert told["s/a1"].text == "" and told["s/b1"].piece == 0
 
 
-def test_many_long_answers_come_one_reply_after_the_other_each_with_its_sum() -> None:
+def test_many_long_answers_come_one_reply_after_the_other_each_with_its_sum(relay: RelayService, silos: Silos) -> None:
     """Quotation marks count twice, for so they travel."""
-    silos = Silos()
-    relay = relay_of(silos)
     asks = [train(silo, number) for number in range(1, 31) for silo in "ab"]
     ask(relay, request(*asks))
     report = WorkReport(0, 5, 40, 1.0, 1.0, overhead_s={'"' * 120 + f"{name}": 1.0 for name in range(64)})
@@ -141,20 +145,18 @@ def test_many_long_answers_come_one_reply_after_the_other_each_with_its_sum() ->
     assert sorted(answer.number for reply in replies for answer in reply.answers) == sorted(one.number for one in asks)
 
 
-def test_a_sum_that_cannot_be_made_costs_one_answer_and_not_all_that_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_cannot_be_made_costs_one_answer_and_not_all_that_come(
+    relay: RelayService, silos: Silos, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that is full: the server asks again for what it does not hear of."""
-    silos = Silos()
-    relay = relay_of(silos)
     ask(relay, request(train("a"), train("b")))
     silos.answers(1, [1, 2])
     silos.answers(2, [3, 4])
     relay.turn()
 
-    def full(*_: Any) -> None:
-        raise ConfigError("disk", "it is full", "Make room")
-
+    full = ConfigError("disk", "it is full", "Make room")
     with monkeypatch.context() as patch, pytest.raises(ConfigError):
-        patch.setattr("fedsync.model.chunked_arrays.ArrayKeeper.make", full)
+        patch.setattr("fedsync.model.chunked_arrays.ArrayKeeper.make", Mock(side_effect=full))
         ask(relay, request())
     ask(relay, request(collect("a"), collect("b")))
     silos.answers(3, [1, 2])

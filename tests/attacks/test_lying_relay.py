@@ -18,6 +18,8 @@ from fedsync.extras.relays import sealed_sum
 from fedsync.extras.relays.sealed_region import SealedRegion
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 
+Sums = Callable[[list[Words], Adder], Words]
+
 
 def _added(updates: list[Words], adder: Adder) -> Words:
     whole = updates[0].copy()
@@ -38,7 +40,7 @@ def _exchanged(updates: list[Words], adder: Adder) -> Words:
     return whole
 
 
-LIES: dict[str, Callable[[list[Words], Adder], Words]] = {
+LIES: dict[str, Sums] = {
     "one is left out": lambda updates, adder: _added(updates[1:], adder),
     "one is in it twice": lambda updates, adder: _added([*updates, updates[0]], adder),
     "one stands for all": lambda updates, adder: _added([updates[0]] * 3, adder),
@@ -47,69 +49,66 @@ LIES: dict[str, Callable[[list[Words], Adder], Words]] = {
 }
 
 
-def _envelopes(federation: Federation) -> list[Envelope]:
+@pytest.fixture(params=["bfv", "pad"])
+def federation(request: pytest.FixtureRequest, tmp_path: Path) -> Federation:
+    return Federation(plan(request.param), tmp_path, dict.fromkeys("abc", 10))
+
+
+def _envelopes(federation: Federation, version: int = 0) -> list[Envelope]:
+    """What the silos seal for the next version."""
     region = SealedRegion(federation.plan, federation.keys.server)
     for name in federation.examples:
-        federation.begin(name, 0)
+        federation.begin(name, version)
     for name in federation.examples:
         update_id, payload = federation.seal(name, change(ord(name)))
-        region.put(name, update_id, 0, 1.0, payload)
+        region.put(name, update_id, version, 1.0, payload)
     return [kept.envelope for kept in region._kept.values()]
 
 
-def _sent(federation: Federation, envelopes: list[Envelope], words: Words) -> None:
-    message = b"".join(sealed_sum.parts(envelopes, [words], np.empty(0, np.float32)))
-    ids = [envelope.head.members[0].update_id for envelope in envelopes]
+def _ids(envelopes: list[Envelope]) -> list[str]:
+    return [envelope.head.members[0].update_id for envelope in envelopes]
+
+
+def _message(federation: Federation, envelopes: list[Envelope], sums: Sums = _added) -> bytes:
+    """The relay's message, of the sum or of what stands in its place."""
+    words = sums([envelope.words for envelope in envelopes], Adder(federation.plan.form))
+    return b"".join(sealed_sum.parts(envelopes, [words], np.empty(0, np.float32)))
+
+
+def _sent(federation: Federation, envelopes: list[Envelope], sums: Sums = _added) -> None:
+    message, ids = _message(federation, envelopes, sums), _ids(envelopes)
     federation.aggregator.put_sum("relay", ids, np.frombuffer(message, np.uint8))
     federation.aggregator.commit(Commit(1, dict.fromkeys(ids, 1 / len(ids))))
 
 
-@pytest.mark.parametrize("kind", ["bfv", "pad"])
 @pytest.mark.parametrize("lie", LIES)
-def test_silos_open_no_sum_that_a_relay_has_changed(kind: str, lie: str, tmp_path: Path) -> None:
-    federation = Federation(plan(kind), tmp_path, dict.fromkeys("abc", 10))
-    envelopes = _envelopes(federation)
-    adder = Adder(federation.plan.form)
-    _sent(federation, envelopes, LIES[lie]([envelope.words for envelope in envelopes], adder))
+def test_silos_open_no_sum_that_a_relay_has_changed(lie: str, federation: Federation) -> None:
+    _sent(federation, _envelopes(federation), LIES[lie])
     for name in "abc":
         with pytest.raises(ProtocolError, match="tag"):
             federation.begin(name, 1)
         np.testing.assert_array_equal(federation.silos[name].model, INITIAL)
 
 
-def test_the_same_sum_without_a_lie_is_opened(tmp_path: Path) -> None:
-    federation = Federation(plan("bfv"), tmp_path, dict.fromkeys("abc", 10))
-    envelopes = _envelopes(federation)
-    _sent(federation, envelopes, _added([each.words for each in envelopes], Adder(federation.plan.form)))
+def test_the_same_sum_without_a_lie_is_opened(federation: Federation) -> None:
+    _sent(federation, _envelopes(federation))
     close(federation.begin("a", 1), INITIAL + np.mean([change(ord(name)) for name in "abc"], axis=0))
 
 
-@pytest.mark.parametrize("kind", ["bfv", "pad"])
-def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(kind: str, tmp_path: Path) -> None:
+def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(federation: Federation) -> None:
     """Not the sum of the last round, in whole or in part, nor what was sealed for another version."""
-    federation = Federation(plan(kind), tmp_path, dict.fromkeys("abc", 10))
     first = _envelopes(federation)
-    adder = Adder(federation.plan.form)
-    _sent(federation, first, _added([each.words for each in first], adder))
-    region = SealedRegion(federation.plan, federation.keys.server)
-    for name in "abc":
-        federation.begin(name, 1)
-    for name in "abc":
-        update_id, payload = federation.seal(name, change(ord(name)))
-        region.put(name, update_id, 1, 1.0, payload)
-    second = [kept.envelope for kept in region._kept.values()]
-    ids = [each.head.members[0].update_id for each in second]
+    _sent(federation, first)
+    second = _envelopes(federation, version=1)
     for mixed in (first, [first[0], *second[1:]], [*second[:2], second[1]]):
-        words = _added([each.words for each in mixed], adder)
-        message = np.frombuffer(b"".join(sealed_sum.parts(mixed, [words], np.empty(0, np.float32))), np.uint8)
-        for named in (ids, [each.head.members[0].update_id for each in mixed]):
+        message = np.frombuffer(_message(federation, mixed), np.uint8)
+        for named in (_ids(second), _ids(mixed)):
             with pytest.raises(ProtocolError):
                 federation.aggregator.put_sum("relay", named, message)
 
 
-def test_a_relay_sends_a_sealed_run_nothing_in_the_clear(tmp_path: Path) -> None:
-    federation = Federation(plan("pad"), tmp_path, dict.fromkeys("abc", 10))
-    ids = [each.head.members[0].update_id for each in _envelopes(federation)]
+def test_a_relay_sends_a_sealed_run_nothing_in_the_clear(federation: Federation) -> None:
+    ids = _ids(_envelopes(federation))
     for plain in (np.zeros(INITIAL.size, np.float32), np.zeros(4 * INITIAL.size, np.uint8)):
         with pytest.raises(ProtocolError, match="region's sum"):
             federation.aggregator.put_sum("relay", ids, plain)
@@ -117,19 +116,16 @@ def test_a_relay_sends_a_sealed_run_nothing_in_the_clear(tmp_path: Path) -> None
             federation.aggregator.put("a", ids[0], plain)
 
 
-def test_a_relay_names_no_update_that_its_silo_did_not_sign(tmp_path: Path) -> None:
+def test_a_relay_names_no_update_that_its_silo_did_not_sign(federation: Federation) -> None:
     """The slip is under the silo's signature: another base, nonce, digest or tag is another message."""
-    federation = Federation(plan("pad"), tmp_path, dict.fromkeys("abc", 10))
     envelopes = _envelopes(federation)
-    words = _added([each.words for each in envelopes], Adder(federation.plan.form))
-    message = b"".join(sealed_sum.parts(envelopes, [words], np.empty(0, np.float32)))
-    slips = slice(24, message.index(words.tobytes()[:64]))
-    ids = [envelope.head.members[0].update_id for envelope in envelopes]
-    for at in range(slips.start, slips.stop, 97):
+    message = _message(federation, envelopes)
+    words = _added([envelope.words for envelope in envelopes], Adder(federation.plan.form))
+    for at in range(24, message.index(words.tobytes()[:64]), 97):
         forged = np.frombuffer(message, np.uint8).copy()
         forged[at] ^= 1
         try:
-            federation.aggregator.put_sum("relay", ids, forged)
+            federation.aggregator.put_sum("relay", _ids(envelopes), forged)
         except ProtocolError:
             continue
         raise AssertionError(f"byte {at} of a slip was changed and taken")

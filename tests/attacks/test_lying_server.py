@@ -7,6 +7,7 @@ import hmac
 import itertools
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,50 +36,55 @@ from tests.attacks.forgery import (
 )
 
 
-@pytest.mark.parametrize("path", ["sum", "calibration"])
-def test_no_refusal_tells_what_was_decrypted(path: str, make: Make) -> None:
+class Forger:
+    """A server that sends a new silo forged words in the place of honest ones, in a sum or in the calibration."""
+
+    def __init__(self, federation: Federation, path: str) -> None:
+        federation.round()
+        self.federation, self.path = federation, path
+        own = federation.envelope("silo-a/1")
+        self.honest = own if path == "sum" else read_sum(federation, calibration(federation), 0, 1)
+        self.victim = federation.silo("silo-a")
+        self.heard: list[Heard] = []
+
+    def send(self, words: np.ndarray, later: int = 0, **changes: Any) -> Heard:
+        """Send them, with EMPTY links behind: another version, which is not there yet."""
+        links, version = [EMPTY] * later, later + (self.path == "sum")
+        forged = aggregate(self.federation, self.honest, int(self.path == "sum"), words=words, **changes)
+        if self.path == "sum":
+            payload = beginning(self.federation, add(1, forged), *links)
+        else:
+            payload = beginning(self.federation, *links, calibration=forged)
+        self.heard.append(self.victim.ask(EvaluateModel(version), payload))
+        return self.heard[-1]
+
+
+@pytest.fixture(params=["sum", "calibration"])
+def forger(request: pytest.FixtureRequest, make: Make) -> Forger:
+    return Forger(make(), request.param)
+
+
+def test_no_refusal_tells_what_was_decrypted(forger: Forger) -> None:
     """A text that named the count in the sum gave the key in 256 questions."""
-    federation = make()
-    federation.round()
-    honest = federation.envelope("silo-a/1") if path == "sum" else read_sum(federation, calibration(federation), 0, 1)
-    victim = federation.silo("silo-a")
-    heard: list[Heard] = []
 
     def slot0(words: np.ndarray) -> int:
-        forged = aggregate(federation, honest, 1 if path == "sum" else 0, words=words, members=(STRANGE,))
-        payload = beginning(federation, add(1, forged)) if path == "sum" else beginning(federation, calibration=forged)
-        heard.append(victim.ask(EvaluateModel(1 if path == "sum" else 0), payload))
-        found = re.search(r"(-?\d+) silos are in the sum", heard[-1].words)
+        found = re.search(r"(-?\d+) silos are in the sum", forger.send(words, members=(STRANGE,)).words)
         return int(found[1]) if found else 1
 
     positions = range(64)
-    gained = bits_known(key_from_slots(slot0, positions), true_key(federation, positions))
-    assert gained == 0, f"{gained:.0f} bits of the group's key by {len(heard)} questions"
-    assert len({(one.words, one.payload) for one in heard[:2]}) == 1, "one answer, byte by byte"
+    gained = bits_known(key_from_slots(slot0, positions), true_key(forger.federation, positions))
+    assert gained == 0, f"{gained:.0f} bits of the group's key by {len(forger.heard)} questions"
+    assert len({(one.words, one.payload) for one in forger.heard[:2]}) == 1, "one answer, byte by byte"
 
 
-@pytest.mark.parametrize("path", ["sum", "calibration"])
-def test_to_accept_or_refuse_tells_nothing_of_the_key(path: str, make: Make) -> None:
+def test_to_accept_or_refuse_tells_nothing_of_the_key(forger: Forger) -> None:
     """Noise on honest words passed until decryption failed: 6,900 questions gave the key."""
-    federation = make()
-    federation.round()
-    honest = federation.envelope("silo-a/1") if path == "sum" else read_sum(federation, calibration(federation), 0, 1)
-    victim = federation.silo("silo-a")
-    asked = 0
 
     def accepts(words: np.ndarray) -> bool:
-        nonlocal asked
-        asked += 1
-        forged = aggregate(federation, honest, 1 if path == "sum" else 0, words=words)
-        if path == "sum":
-            # With EMPTY links behind, so that each is another version, which is not there yet.
-            payload, version = beginning(federation, add(1, forged), *[EMPTY] * asked), asked + 1
-        else:
-            payload, version = beginning(federation, *[EMPTY] * asked, calibration=forged), asked
-        return not victim.ask(EvaluateModel(version), payload).refused
+        return not forger.send(words, later=len(forger.heard) + 1).refused
 
-    gained = bits_known(key_from_refusals(accepts, honest.words, 8), true_key(federation, range(8)))
-    assert gained == 0, f"{gained:.0f} bits of the group's key by {asked} questions"
+    gained = bits_known(key_from_refusals(accepts, forger.honest.words, 8), true_key(forger.federation, range(8)))
+    assert gained == 0, f"{gained:.0f} bits of the group's key by {len(forger.heard)} questions"
 
 
 def mutated(federation: Federation, honest: wire.Envelope, rng: np.random.Generator) -> bytes:

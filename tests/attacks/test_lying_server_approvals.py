@@ -36,6 +36,13 @@ def silo(federation: Federation, spec: RunSpec) -> Victim:
     return federation.silo("silo-a", spec, approve="ask")
 
 
+def waits(federation: Federation, text: str, settings: str = "{}") -> None:
+    """A run in this text is not answered before its owner decides."""
+    asks = owner_environment(federation.config("silo-a", approve="ask"))
+    with patch.dict(os.environ, asks), pytest.raises(OwnerRefusal):
+        check_approved(Identity(text, 0, "silo-a", run_config=settings))
+
+
 def test_a_silo_says_nothing_of_a_run_before_its_owner_does(federation: Federation) -> None:
     for request in ASKS:
         heard = silo(federation, federation.spec("run-a")).ask(request)
@@ -51,6 +58,7 @@ def test_a_specification_that_is_swapped_after_the_approval_waits_anew(federatio
         federation.spec("run-a", cipher={"kind": "plain"}),
         federation.spec("run-a", seed=8),
         federation.spec("run-a", local={"steps": 3}),
+        federation.spec("run-a", stop={"rounds": 6}),
         federation.spec("run-b"),  # the approval played again for another run
         federation.spec("run-a", began="run-0"),
     ]
@@ -58,21 +66,15 @@ def test_a_specification_that_is_swapped_after_the_approval_waits_anew(federatio
         assert silo(federation, other).ask(Describe()).reply == SILENT
     text = spec.dump()  # the same to a parser, and not what was confirmed
     for same in (f" {text}", text.replace('"seed":', '"seed":1,"seed":', 1)):
-        with (
-            patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))),
-            pytest.raises(OwnerRefusal),
-        ):
-            check_approved(Identity(same, 0, "silo-a"))
+        waits(federation, same)
 
 
 def test_a_flood_of_runs_fills_neither_disk_nor_list_and_undoes_no_decision(federation: Federation) -> None:
     spec = federation.spec("run-a")
     silo(federation, spec)
     approvals(federation).decide(approvals(federation).waiting()[0].digest, approve=True)
-    with patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))):
-        for number in range(60):
-            with pytest.raises(OwnerRefusal):
-                check_approved(Identity(f"{spec.dump()}{number}", 0, "silo-a"))
+    for number in range(60):
+        waits(federation, f"{spec.dump()}{number}")
     assert len(approvals(federation).waiting()) == MOST_WAITING
     assert len(list((federation.folder / "state" / "silo-a").rglob("*"))) < MOST_WAITING + 10
     assert not silo(federation, spec).ask(Describe()).refused
@@ -102,10 +104,6 @@ def test_nothing_is_hidden_behind_a_long_value(
 ) -> None:
     """Of the specification or of the run configuration: the owner would confirm what he has not seen."""
     text = json.dumps(json.loads(federation.spec("run-a").dump()) | said, separators=(",", ":"))
-    with (
-        patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))),
-        pytest.raises(OwnerRefusal),
-    ):
-        check_approved(Identity(text, 0, "silo-a", run_config=json.dumps(settings)))
+    waits(federation, text, json.dumps(settings))
     for run in approvals(federation).waiting():
         assert "hidden" in "\n".join(summary(run, federation.config("silo-a")))

@@ -14,10 +14,8 @@ import pytest
 
 from fedsync.silo.protocol import Describe
 from tests.attacks.adversary import Federation
+from tests.attacks.call_sites import ROOT, calls, where
 from tests.attacks.conftest import Make
-
-ROOT = Path(__file__).resolve().parents[2]
-FILES = [path for path in sorted((ROOT / "fedsync").rglob("*.py")) if "templates" not in path.parts]
 
 
 def planted(folder: Path, name: str) -> Path:
@@ -108,37 +106,28 @@ IMPORTS = {
 @pytest.mark.slow
 def test_nothing_else_imports_by_a_name() -> None:
     found = set()
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            called = ast.unparse(node.func)
-            name = called.rpartition(".")[2]
-            constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
-            elsewhere = called in ("re.compile", "torch.compile") or called.endswith(".eval")
-            if name in IMPORTS and not constant and not elsewhere:
-                found.add(str(path.relative_to(ROOT)))
-            # As a value, for somebody else to call.
-            if any(ast.unparse(each) in ("import_module", "importlib.import_module") for each in node.args):
-                args = next((key.value for key in node.keywords if key.arg == "args"), None)
-                assert isinstance(args, ast.List) and all(isinstance(each, ast.Constant) for each in args.elts), path
+    for path, called, call in calls():
+        constant = bool(call.args) and isinstance(call.args[0], ast.Constant)
+        elsewhere = called in ("re.compile", "torch.compile") or called.endswith(".eval")
+        if called.rpartition(".")[2] in IMPORTS and not constant and not elsewhere:
+            found.add(str(path.relative_to(ROOT)))
+        # As a value, for somebody else to call.
+        if any(ast.unparse(each) in ("import_module", "importlib.import_module") for each in call.args):
+            args = next((key.value for key in call.keywords if key.arg == "args"), None)
+            assert isinstance(args, ast.List) and all(isinstance(each, ast.Constant) for each in args.elts), path
     assert found == IMPORTERS.keys()
 
 
 @pytest.mark.slow
 def test_nothing_is_unpickled_but_by_those_that_look_at_each_name() -> None:
     wrong = []
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            called, given = ast.unparse(node.func), {key.arg: ast.unparse(key.value) for key in node.keywords}
-            where = f"{path.relative_to(ROOT)}:{node.lineno}: {called}"
-            unsafe = called == "torch.load" and given.get("weights_only") != "True"
-            unsafe |= called in ("np.load", "numpy.load") and given.get("allow_pickle", "False") != "False"
-            unsafe |= called in ("pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "shelve.open")
-            unsafe |= called.startswith(("joblib.", "cloudpickle.", "dill."))
-            unsafe |= called == "yaml.load" and given.get("Loader") != "_Loader"
-            if unsafe:
-                wrong.append(where)
+    for path, called, call in calls():
+        given = {key.arg: ast.unparse(key.value) for key in call.keywords}
+        unsafe = called == "torch.load" and given.get("weights_only") != "True"
+        unsafe |= called in ("np.load", "numpy.load") and given.get("allow_pickle", "False") != "False"
+        unsafe |= called in ("pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "shelve.open")
+        unsafe |= called.startswith(("joblib.", "cloudpickle.", "dill."))
+        unsafe |= called == "yaml.load" and given.get("Loader") != "_Loader"
+        if unsafe:
+            wrong.append(f"{where(path, call)}: {called}")
     assert not wrong, "\n".join(wrong)

@@ -36,7 +36,6 @@ KINDS = ["table", "csv", "libsvm", "npz", "custom"]
 
 
 def reading(kind: str, file: Path, target: str = "zzz") -> dict[str, Any]:
-    """A task that reads a file."""
     match kind:
         case "csv":
             return {"kind": "csv", "files": [str(file)] * 3, "target": target}

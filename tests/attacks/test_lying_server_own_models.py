@@ -20,6 +20,12 @@ SHARES = {"seal": {"metrics": "plain"}, "share_local": True}
 COMPARES = {"evaluation": {"metrics": [], "cross_site": {"local": True, "fine_tune": 2}}}
 
 
+@pytest.fixture
+def sharing(make: Make) -> Federation:
+    """One whose owners share their models, in the clear figures of them, and which compares them."""
+    return make(cipher=OPEN, owner=SHARES, changes=COMPARES)
+
+
 def alone(federation: Federation, **changes: object) -> WorkOrder:
     return replace(federation.order("silo-a"), base_version=0, subject=Subject.LOCAL, share=True, **changes)
 
@@ -72,22 +78,19 @@ def test_a_silo_that_holds_out_no_validation_split_does_not_tell_of_its_test_spl
     assert federation.train("silo-a", asked).refused is not validates
 
 
-def test_under_encryption_no_model_travels_though_its_owner_shares_it(make: Make) -> None:
-    federation = make(cipher=OPEN, owner=SHARES, changes=COMPARES)
-    silo = federation.silos["silo-a"]
-    heard = silo.ask(Train(alone(federation)), NO_PAYLOAD)
+def test_under_encryption_no_model_travels_though_its_owner_shares_it(sharing: Federation) -> None:
+    silo = sharing.silos["silo-a"]
+    heard = silo.ask(Train(alone(sharing)), NO_PAYLOAD)
     assert isinstance(heard.reply, WorkReport), heard.reply
     assert heard.payload is None or heard.payload.nbytes == 0
     assert np.any(local_model(silo)), "it is there, at the silo"
 
 
-def test_under_encryption_the_server_chooses_no_model_to_begin_with(make: Make) -> None:
+def test_under_encryption_the_server_chooses_no_model_to_begin_with(sharing: Federation) -> None:
     """What it sends along is not looked at, and the best model, which silos do not have, is not asked for."""
-    federation = make(cipher=OPEN, owner=SHARES, changes=COMPARES)
-    honest, misled = (federation.silos[name] for name in ("silo-a", "silo-b"))
-    model = honest.session.initial_model()
-    order = alone(federation)
-    fresh = federation.silo("silo-a", **SHARES)
+    honest, misled = (sharing.silos[name] for name in ("silo-a", "silo-b"))
+    model, order = honest.session.initial_model(), alone(sharing)
+    fresh = sharing.silo("silo-a", **SHARES)
     assert isinstance(honest.ask(Train(order), NO_PAYLOAD).reply, WorkReport)
     assert isinstance(fresh.ask(Train(order), (model + 1000).view(np.uint8)).reply, WorkReport)
     np.testing.assert_array_equal(local_model(fresh), local_model(honest))
@@ -95,10 +98,9 @@ def test_under_encryption_the_server_chooses_no_model_to_begin_with(make: Make) 
     assert misled.ask(Train(tuned), (model + 1000).view(np.uint8)).reply == Refused(Refusal.PROTOCOL)
 
 
-def test_under_encryption_no_other_silos_model_is_evaluated(make: Make) -> None:
+def test_under_encryption_no_other_silos_model_is_evaluated(sharing: Federation) -> None:
     """It would be one of the server's choice: the loss of chosen models tells rows of data."""
-    federation = make(cipher=OPEN, owner=SHARES, changes=COMPARES)
-    silo = federation.silos["silo-a"]
+    silo = sharing.silos["silo-a"]
     chosen = np.zeros_like(silo.session.initial_model()).view(np.uint8)
     heard = silo.ask(EvaluateModel(0, Split.TEST, Subject.LOCAL, "silo-b"), chosen)
     assert heard.reply == Refused(Refusal.PROTOCOL)

@@ -10,21 +10,14 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from fedsync.core.orders import Evaluation, Split, Subject, WorkOrder, WorkReport
 from fedsync.silo.owner.audit_chain import MOST_LINE
-from fedsync.silo.protocol import (
-    AskSnapshot,
-    Describe,
-    EvaluateModel,
-    Question,
-    Refusal,
-    Refused,
-    Train,
-)
+from fedsync.silo.protocol import AskSnapshot, Describe, EvaluateModel, Question, Refusal, Refused, Train, write_request
 from tests.attacks.adversary import FEATURES, STEPS, Federation, Victim, patients
 from tests.attacks.conftest import Make
 from tests.attacks.private_silo import (
@@ -38,6 +31,7 @@ from tests.attacks.private_silo import (
     Silo,
     answers,
     code,
+    neighbours,
     sent,
     spec,
     zeros,
@@ -64,8 +58,7 @@ def test_a_run_with_less_than_the_owner_demands_is_refused_alike_whatever_the_da
     place: Path, changes: dict[str, Any]
 ) -> None:
     """The rule comes before the data: a table that does not fit the task gets the same answer."""
-    for name, rows in {"whole": {}, "other": {"row3": "50,1.5,9"}}.items():
-        silo = Silo(place / name, **rows)
+    for silo in neighbours(place, row3="50,1.5,9"):
         assert code(silo.begin(**changes).ask(Describe())) is Refusal.OWNER
         assert not silo.entries
 
@@ -103,14 +96,12 @@ def test_many_orders_end_at_the_budget_over_runs_texts_and_restarts(silo: Silo) 
 
 
 @pytest.mark.parametrize("max_steps", [10**6, 10**15])
-def test_an_order_of_endless_steps_is_refused_before_it_begins(silo: Silo, max_steps: int) -> None:
+def test_an_order_of_endless_steps_is_refused_before_it_begins_and_below_zero_gives_nothing_back(
+    silo: Silo, max_steps: int
+) -> None:
     victim = silo.begin()
     assert code(silo.train(victim, max_steps=max_steps)) is Refusal.BUDGET
     assert not silo.entries
-
-
-def test_steps_below_zero_give_nothing_back(silo: Silo) -> None:
-    victim = silo.begin()
     assert not silo.train(victim, batch_size=20, max_steps=3).refused
     before = silo.spent()
     silo.train(victim, batch_size=20, max_steps=-3)
@@ -125,7 +116,7 @@ def test_orders_race_for_what_is_left_and_one_gets_it(silo: Silo) -> None:
 
     def ask(victim: Victim, order: WorkOrder) -> None:
         ready.wait()
-        words, _ = victim.service.ask(json_of(Train(order)), sent(zeros()))
+        words, _ = victim.service.ask(write_request(Train(order)), sent(zeros()))
         heard.append(words)
 
     threads = [threading.Thread(target=ask, args=pair) for pair in zip(victims, orders, strict=True)]
@@ -135,12 +126,6 @@ def test_orders_race_for_what_is_left_and_one_gets_it(silo: Silo) -> None:
         thread.join()
     assert sum('"refused"' in words.lower() for words in heard) == 1, heard
     assert silo.spent() <= BUDGET["epsilon"]
-
-
-def json_of(request: Any) -> str:
-    from fedsync.silo.protocol import write_request
-
-    return write_request(request)
 
 
 # Orders.
@@ -167,8 +152,7 @@ def test_an_update_that_overflows_is_entered_though_it_never_leaves(silo: Silo, 
 def test_a_row_whose_gradient_is_not_finite_makes_no_difference_that_a_server_sees(place: Path, quiet: None) -> None:
     """The server scales a column so that one cell overflows, and sends weights that overflow with it."""
     heard = []
-    for name, rows in {"with": {"row3": "50,4000000000000,1"}, "without": {}}.items():
-        silo = Silo(place / name, **rows)
+    for silo in neighbours(place, row3="50,4000000000000,1"):
         victim = silo.begin(task={**TASK, "standardise": {**SCALES, "dose": [0.0, 1e-25]}, "test_share": 0.01})
         model = np.asarray([0, 3e38, 0, -3e38, 0, 0], np.float32)
         heard.append(silo.train(victim, model, batch_size=10**6))
@@ -186,8 +170,7 @@ def test_an_evaluation_that_is_not_finite_is_told_as_any_other(
     found: list[Evaluation] = []
     monkeypatch.setattr("random.SystemRandom.gauss", lambda self, mean, spread: 0.0)
     dp = {**DP, "score_noise": score_noise}
-    for name, rows in {"with": {f"row{row}": "50,3000000000000,1" for row in range(ROWS)}, "without": {}}.items():
-        silo = Silo(place / name, **rows)
+    for silo in neighbours(place, **{f"row{row}": "50,3000000000000,1" for row in range(ROWS)}):
         victim = silo.begin(privacy=dp, task={**TASK, "standardise": {**SCALES, "dose": [0.0, 1e-25]}})
         model = np.asarray([0, HUGE, 0, -HUGE, 0, 0], np.float32)
         if asked == "order":
@@ -247,30 +230,24 @@ def test_a_report_has_no_figure_of_the_data(silo: Silo) -> None:
     assert told.samples == BATCH * told.steps
 
 
-def test_the_seed_of_an_order_tells_nothing_of_its_noise_and_a_repetition_draws_anew(silo: Silo) -> None:
-    """The silo is killed after an order, without its folder: the same order has other noise, and is entered again."""
+@pytest.mark.parametrize("home", [True, False])
+def test_a_repeated_order_gets_the_kept_answer_or_other_noise_which_costs_again(
+    silo: Silo, place: Path, home: bool
+) -> None:
+    """The silo is killed after an order, with its folder or without: the seed tells nothing of the noise."""
     order = silo.order()
-    updates = [answers(silo.begin().ask(Train(order), sent(zeros()))) for _ in range(2)]
-    assert np.all(updates[0] != updates[1])
-    assert silo.steps == 2
-
-
-def test_a_repeated_order_gets_the_kept_answer_and_no_second_entry(silo: Silo, place: Path) -> None:
-    order, home = silo.order(), place / "home"
-    first = answers(silo.begin(home).ask(Train(order), sent(zeros()))).copy()
-    second = answers(silo.begin(home).ask(Train(order), sent(zeros())))
-    np.testing.assert_array_equal(first, second)
-    assert silo.steps == 1
+    one, other = (
+        answers(silo.begin(place / "home" if home else None).ask(Train(order), sent(zeros()))).copy() for _ in range(2)
+    )
+    assert np.all(one == other) if home else np.all(one != other)
+    assert silo.steps == (1 if home else 2)
 
 
 def test_an_answer_that_cannot_be_stored_stays_entered(
     silo: Silo, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "no room")
-
     victim = silo.begin(place / "home")
-    monkeypatch.setattr("fedsync.silo.session.order_results.LastOrders.add", full)
+    monkeypatch.setattr("fedsync.silo.session.order_results.LastOrders.add", Mock(side_effect=OSError(28)))
     assert silo.train(victim).refused
     assert silo.steps == 1
 

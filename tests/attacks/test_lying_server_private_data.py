@@ -13,27 +13,11 @@ import pytest
 
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.model.layout import Vector
-from fedsync.silo.protocol import (
-    AskModel,
-    Describe,
-    Hello,
-    InitialModel,
-    Refusal,
-    Refused,
-    Train,
-)
+from fedsync.silo.protocol import AskModel, Describe, Hello, InitialModel, Refusal, Refused, Train
+from fedsync.tasks.csv_ import CsvTask
+from fedsync.tasks.task_protocol import SiloSlot
 from tests.attacks.adversary import Victim
-from tests.attacks.private_silo import (
-    BUDGET,
-    ROWS,
-    TASK,
-    Silo,
-    answers,
-    code,
-    sent,
-    table,
-    zeros,
-)
+from tests.attacks.private_silo import BUDGET, ROWS, TASK, Silo, answers, code, neighbours, sent, table, zeros
 
 pytest.importorskip("dp_accounting")
 pytest.importorskip("opacus")
@@ -56,10 +40,7 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "the kind of a column": ("unknown,1.5,1", {}),
     "a cell too large": ("50,9e300,1", {}),
-    "a cell that a scale makes too large": (
-        "50,4000000000000,1",
-        {"standardise": {"age": [0, 1], "dose": [0, 1e-27]}},
-    ),
+    "a cell that a scale makes too large": ("50,4000000000000,1", {"standardise": {"age": [0, 1], "dose": [0, 1e-27]}}),
     "a column that is a target": (
         "60,1.5,1",
         {"target": "age", "positive_above": 58.5, "ignore": ["ill"], "test_share": 0.45},
@@ -71,18 +52,12 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("line", "task"), LOOKS.values(), ids=LOOKS)
 def test_before_an_order_nothing_tells_two_tables_apart(place: Path, line: str, task: dict[str, Any]) -> None:
     """The server asks for a run whose checks or sizes depend on one cell, and costs nothing."""
-    heard = []
-    for name, rows in {"with": {"row3": line}, "without": {}}.items():
-        victim = Silo(place / name, **rows).begin(task={**TASK, **task})
-        heard.append(hello(victim))
-    assert heard[0] == heard[1]
+    one, other = (hello(silo.begin(task={**TASK, **task})) for silo in neighbours(place, row3=line))
+    assert one == other
 
 
 def test_a_row_moves_no_other_row_between_the_splits(place: Path) -> None:
     """Neighbours differ in one row of the training data, which DP-SGD counts on, and not in many."""
-    from fedsync.tasks.csv_ import CsvTask
-    from fedsync.tasks.task_protocol import SiloSlot
-
     found = []
     for name, extra in {"one": "", "more": "61,0.5,1\n"}.items():
         path = table(place / f"{name}.csv")

@@ -12,23 +12,12 @@ import pytest
 
 from fedsync.common.processes import INTERPRETER
 from fedsync.flower.process_environment import QUIET
+from tests.attacks.call_sites import FILES, ROOT, tree, where
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = [
-    "torch",
-    "numpy",
-    "flwr",
-    "grpc",
-    "uvicorn",
-    "starlette",
-    "httpx",
-    "psutil",
-    "pydantic",
-    "typer",
-    "rich",
-    "cryptography",
-    "yaml",
-]
+    "torch", "numpy", "flwr", "grpc", "uvicorn", "starlette", "httpx", "psutil", "pydantic", "typer", "rich",
+    "cryptography", "yaml",
+]  # fmt: skip
 PROGRAMS = {
     "trainer": [*INTERPRETER, "fedsync.silo.session.resident_trainer", "nowhere"],
     "fork server": [*INTERPRETER, "fedsync.common.fork_server", "0", "fedsync.silo.session.service", "x"],
@@ -61,12 +50,12 @@ def test_neither_do_those_that_programs_start() -> None:
 @pytest.mark.slow
 def test_every_command_begins_with_it() -> None:
     wrong = []
-    for path in sorted((ROOT / "fedsync").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in FILES:
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.List | ast.Tuple) and len(node.elts) > 1:
                 elements = [ast.unparse(each) for each in node.elts]
                 if elements[0] == "sys.executable" and "'-P'" not in elements:
-                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                    wrong.append(where(path, node))
     assert not wrong, wrong
 
 

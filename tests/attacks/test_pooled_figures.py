@@ -36,11 +36,6 @@ def found(right: tuple[int, int], wrong: tuple[int, int]) -> Evaluation:
     return Evaluation(float(sum(wrong)), float(sum(right)), int(table.sum()), sums=sums)
 
 
-@pytest.fixture
-def asked(tmp_path: Path) -> Asking:
-    return Asking(tmp_path)
-
-
 class Asking:
     """Silos, and a server that gives them orders that only score."""
 
@@ -51,7 +46,7 @@ class Asking:
         self.version = 0
         for name in SILOS:
             (folder / name).mkdir()
-            self.federation.silos[name] = self.federation.copy(name, folder / name / "copy.bin")
+        self.restart()
 
     def ask(self, silos: Mapping[str, Evaluation], *, rate: float = 0.0, **question: object) -> PooledFigures | None:
         """Have silos find this, in one version; what they tell of it."""
@@ -98,23 +93,24 @@ class Asking:
             self.federation.silos[name] = self.federation.copy(name, self.folder / name / "copy.bin")
 
 
+@pytest.fixture
+def asked(tmp_path: Path) -> Asking:
+    return Asking(tmp_path)
+
+
 def score(figures: PooledFigures | None) -> Score | None:
     return None if figures is None else figures.score
 
 
 ALIKE = {name: found((9, 8), (1, 2)) for name in SILOS}
+BUT_ONE = {name: ALIKE[name] for name in SILOS[1:]}
 TEST = {"split": Split.TEST}
 
 
 def test_what_is_told_follows_from_sums_alone(tmp_path: Path) -> None:
     """However the same samples are spread over silos, the server hears the same, digit by digit."""
-    spread = {
-        "a": found((45, 0), (0, 0)),
-        "b": found((0, 40), (0, 0)),
-        "c": found((0, 0), (5, 0)),
-        "d": found((0, 0), (0, 9)),
-        "e": found((0, 0), (0, 1)),
-    }
+    parts = [((45, 0), (0, 0)), ((0, 40), (0, 0)), ((0, 0), (5, 0)), ((0, 0), (0, 9)), ((0, 0), (0, 1))]
+    spread = {name: found(*part) for name, part in zip(SILOS, parts, strict=True)}
     heard = []
     for index, silos in enumerate((ALIKE, spread)):
         (tmp_path / str(index)).mkdir()
@@ -148,8 +144,8 @@ def test_the_test_split_is_not_evaluated_twice(asked: Asking) -> None:
     assert first is not None and (first.split, first.loss) == (Split.TEST, None)
     assert score(asked.ask(ALIKE, **TEST)) is None
     asked.restart()
-    assert score(asked.ask({name: ALIKE[name] for name in SILOS[1:]}, **TEST)) is None
-    same = asked.ask({name: ALIKE[name] for name in SILOS[1:]}, subject=Subject.BEST, **TEST)
+    assert score(asked.ask(BUT_ONE, **TEST)) is None
+    same = asked.ask(BUT_ONE, subject=Subject.BEST, **TEST)
     assert score(same) is None, "there is no best one yet, so it is the same model"
 
 
@@ -177,7 +173,7 @@ def test_no_model_is_evaluated_twice_also_not_after_a_restart(asked: Asking) -> 
     assert first is not None and first.score is not None
     asked.restart()
     for _ in range(4):
-        assert score(asked.ask({name: ALIKE[name] for name in SILOS[1:]})) is None
+        assert score(asked.ask(BUT_ONE)) is None
 
 
 def test_silos_that_are_asked_different_questions_tell_nothing(asked: Asking) -> None:

@@ -6,17 +6,19 @@ It is after one silo's update. The gain is how well what it opens agrees with th
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsync.cipher.masking.mask_round import RevealQuestion, SignAnswer, Survivors, read_answer, read_question
+from fedsync.core.actions import Commit
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import Question, Train
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
-from tests.attacks.forgery import beginning, give
+from tests.attacks.forgery import beginning
 
 MASKED = "{kind: masked, inner: {kind: bfv, members: 3}}"
 VICTIM, FRIEND = "silo-b", "silo-a"
@@ -29,24 +31,21 @@ def agreement(found: Vector, truth: Vector) -> float:
     return float(np.dot(found, truth) ** 2 / (np.dot(found, found) * np.dot(truth, truth)))
 
 
+def opened(federation: Federation) -> Vector:
+    """What the friend's model moves by, once it is sent all that the server has; empty without a model."""
+    federation.bring([FRIEND])
+    model = federation.silos[FRIEND].model
+    return model - federation.first_model if len(model) else model
+
+
 def isolated(federation: Federation) -> float:
-    """What the friend's model tells of the victim's first update, once it is sent all that the server has."""
-    friend = federation.silos[FRIEND]
-    give(friend, federation.aggregator.outgoing(FRIEND), federation.version)
-    before = federation.first_model
-    return agreement(friend.model - before, federation.own_update(VICTIM, before)) if len(friend.model) else 0.0
+    """What the friend's model tells of the victim's first update."""
+    return agreement(opened(federation), federation.own_update(VICTIM, federation.first_model))
 
 
 def upload(federation: Federation, names: Sequence[str], **work: Any) -> list[str]:
     """Updates of those who do not refuse; the victim is asked for honest work."""
-    ids = []
-    for name in names:
-        heard = federation.train(name, federation.order(name, **({} if name == VICTIM else work)))
-        if heard.payload is not None:
-            federation.aggregator.put(name, federation.last, heard.payload)
-            federation.aggregator.holds(name, federation.version)
-            ids.append(federation.last)
-    return ids
+    return federation.upload({name: {} if name == VICTIM else work for name in names})
 
 
 WORK: dict[str, dict[str, Any]] = {
@@ -71,10 +70,8 @@ def test_the_same_work_gives_the_sum(make: Make) -> None:
     """The control: so much would be seen."""
     federation = make(4, cipher=MASKED)
     federation.commit(upload(federation, federation.names))
-    isolated(federation)
-    before = federation.first_model
-    truth = sum(federation.own_update(name, before) for name in federation.names)
-    assert agreement(federation.silos[FRIEND].model - before, truth) > 0.9
+    truth = sum(federation.own_update(name, federation.first_model) for name in federation.names)
+    assert agreement(opened(federation), truth) > 0.9
 
 
 def test_one_silo_lost_after_its_upload_costs_no_round(make: Make) -> None:
@@ -87,8 +84,6 @@ def test_one_silo_lost_after_its_upload_costs_no_round(make: Make) -> None:
 
 def questions(federation: Federation, ids: list[str]) -> dict[str, Survivors]:
     """What an honest server would ask first."""
-    from fedsync.core.actions import Commit
-
     federation.aggregator.commit(Commit(1, dict.fromkeys(ids, 1 / len(ids))))
     asked = {name: read_question(one) for name, one in federation.aggregator.questions().items()}
     return {name: one for name, one in asked.items() if isinstance(one, Survivors)}
@@ -147,3 +142,83 @@ def test_a_lost_book_of_masks_does_not_give_the_same_masks_again(make: Make) -> 
     shutil.rmtree(federation.rings[VICTIM] / "masks")
     again = federation.silo(VICTIM).ask(Train(replace(order, learning_rate=0.5)), payload)
     assert again.payload is None, "two updates under one roster and attempt"
+
+
+# Others that do little, by another configuration, order or time.
+
+
+APP = """
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+def model():
+    return [np.zeros(64, dtype=np.float32)]
+
+
+@app.train()
+def train(msg, context):
+    (start,) = msg.content["arrays"].to_numpy_ndarrays()
+    own = np.random.default_rng(context.node_config["partition-id"]).normal(size=start.shape) / 20
+    arrays = ArrayRecord([start + np.float32(context.run_config.get("local-epochs", 1)) * own.astype(np.float32)])
+    figures = MetricRecord({"num-examples": 60, "train_loss": 1.0})
+    return Message(RecordDict({"arrays": arrays, "metrics": figures}), reply_to=msg)
+"""
+
+
+def test_another_run_configuration_for_others_isolates_nobody(root: Path, make: Make) -> None:
+    """Their code reads it, and then does nothing."""
+    (root / "data").mkdir(exist_ok=True)
+    (root / "data" / "app.py").write_text(APP)
+    place = str(root / "data" / "app.py")
+    task = {"kind": "clientapp", "app": f"{place}:app", "model": f"{place}:model"}
+    trains, idles = '{"local-epochs": 1}', '{"local-epochs": 0}'
+    every, owner = {f"silo-{each}": trains for each in "abcd"}, {"code_files": [f"{place}:app", f"{place}:model"]}
+    federation = make(4, cipher=MASKED, changes={"task": task}, settings=every, owner=owner)
+    federation.settings = {name: trains if name == VICTIM else idles for name in federation.names}
+    federation.silos |= {name: federation.silo(name) for name in federation.names}
+    orders: dict[str, dict[str, Any]] = {name: {} for name in federation.names}
+    try:
+        federation.commit(federation.upload(orders))
+        truth = np.random.default_rng(1).normal(size=64).astype(np.float32)
+        gained = agreement(opened(federation), truth)
+    except Exception:  # the server cannot add up what silos sealed
+        gained = 0.0
+    assert gained < 0.5, f"{gained:.5f} of one silo's update"
+
+
+UNEQUAL = {
+    "more steps": ({"max_steps": 200, "batch_size": 8}, {"max_steps": 1, "batch_size": 8}),
+    "larger batches": ({"max_steps": 8, "batch_size": 20}, {"max_steps": 8, "batch_size": 1}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "weight"), [("more steps", "silo"), ("more steps", "samples"), ("larger batches", "samples")]
+)
+def test_much_work_for_one_silo_and_little_for_others_isolates_nobody(work: str, weight: str, make: Make) -> None:
+    much, little = UNEQUAL[work]
+    changes = {"aggregation": {"kind": "fedavg", "weight": weight}, "local": {"steps": much["max_steps"]}}
+    federation = make(4, cipher=MASKED, changes=changes)
+    orders = {name: much if name == VICTIM else little for name in federation.names}
+    federation.commit(federation.upload(orders))
+    truth = federation.own_update(VICTIM, federation.first_model, **much)
+    gained = agreement(opened(federation), truth)
+    assert gained < 0.95, f"{gained:.5f} of one silo's update"
+
+
+def test_an_order_that_is_halted_early_for_others_isolates_nobody(make: Make) -> None:
+    """All are ordered the same, and the others' time ends at once."""
+    federation = make(4, cipher=MASKED, changes={"local": {"steps": 200}})
+    orders = {name: {"max_steps": 200, "batch_size": 8, "budget_s": 600.0} for name in federation.names}
+    for name in federation.names:
+        if name != VICTIM:
+            orders[name]["budget_s"] = 1e-9
+    federation.commit(federation.upload(orders))
+    truth = federation.own_update(VICTIM, federation.first_model, max_steps=200, batch_size=8)
+    gained = agreement(opened(federation), truth)
+    assert gained < 0.95, f"{gained:.5f} of one silo's update"

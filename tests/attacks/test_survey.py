@@ -12,10 +12,12 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core.orders import WorkReport
 from fedsync.evaluation.survey.table_sums import SurveyForm
 from fedsync.silo.protocol import Describe, Refusal, Refused
-from tests.attacks.adversary import FEATURES, Federation, Victim
+from tests.attacks.adversary import FEATURES, Federation
 from tests.attacks.conftest import Make
 
 Told = dict[str, Any]
+
+WEIGHT = {"kind": "fedavg", "weight": "silo"}
 
 
 def table(federation: Federation, **changes: Any) -> Told:
@@ -32,8 +34,7 @@ def surveying(make: Make) -> Callable[..., Federation]:
 
     def made(count: int = 3, **options: Any) -> Federation:
         plain = make(count)  # knows where the table is
-        weight = {"kind": "fedavg", "weight": "silo"}
-        changes = {"task": {"kind": "survey", "of": table(plain)}, "aggregation": weight}
+        changes = {"task": {"kind": "survey", "of": table(plain)}, "aggregation": WEIGHT}
         return make(count, **{"changes": changes, "run": "survey-1", **options})
 
     return made
@@ -49,30 +50,33 @@ def surveyed(federation: Federation, **changes: Any) -> RunSpec:
         "sums": base64.b64encode(sums.tobytes()).decode(),
         **changes,
     }
-    weight = {"kind": "fedavg", "weight": "silo"}
-    return federation.spec("run-2", task=table(federation), aggregation=weight, survey=told)
+    return federation.spec("run-2", task=table(federation), aggregation=WEIGHT, survey=told)
 
 
-def refusal(victim: Victim) -> Refusal | None:
-    reply = victim.ask(Describe()).reply
-    return reply.code if isinstance(reply, Refused) else None
+Surveying = Callable[..., Federation]
 
 
-def test_an_honest_survey_is_opened_by_silos_that_were_in_it_and_by_others(
-    surveying: Callable[..., Federation],
-) -> None:
+def finished(surveying: Surveying, count: int = 3, **options: Any) -> Federation:
+    """A survey with both of its rounds."""
+    federation = surveying(count, **options)
+    for _ in range(2):
+        federation.round()
+    return federation
+
+
+def test_an_honest_survey_is_opened_by_silos_that_were_in_it_and_by_others(surveying: Surveying) -> None:
     federation = surveying()
     federation.round()
     federation.round(["silo-a", "silo-b"])
     for name in federation.names:
         victim = federation.silo(name, surveyed(federation))
-        assert refusal(victim) is None
+        assert victim.refusal() is None
         scales = victim.session._trainer._trainer._task._scales  # type: ignore[attr-defined]
         assert set(scales) == {f"x{index:02}" for index in range(FEATURES)}
         assert all(abs(scale.mean) < 1 and 0.5 < scale.deviation < 2 for scale in scales.values())
 
 
-def test_nothing_of_a_silos_columns_is_in_what_it_sends(surveying: Callable[..., Federation]) -> None:
+def test_nothing_of_a_silos_columns_is_in_what_it_sends(surveying: Surveying) -> None:
     """Neither how many rows it has nor a sum: what it sends for one table twice is not even alike."""
     federation = surveying()
     first, second = (federation.train("silo-a", federation.order("silo-a", seed=7)) for _ in range(2))
@@ -87,23 +91,23 @@ def test_nothing_of_a_silos_columns_is_in_what_it_sends(surveying: Callable[...,
     assert f":{rows}," not in heard.words
 
 
-def test_a_survey_in_the_clear_is_refused_unless_the_owner_allows_it(surveying: Callable[..., Federation]) -> None:
+def test_a_survey_in_the_clear_is_refused_unless_the_owner_allows_it(surveying: Surveying) -> None:
     federation = surveying()
     clear = federation.spec(cipher={"kind": "plain"})
-    assert refusal(federation.silo("silo-a", clear)) is Refusal.OWNER
-    assert refusal(federation.silo("silo-a", clear, statistics="plain")) is Refusal.OWNER, "it has keys"
-    assert refusal(federation.silo("silo-a", clear, keys=None)) is Refusal.OWNER
-    assert refusal(federation.silo("silo-a", clear, keys=None, statistics="plain")) is None
+    assert federation.silo("silo-a", clear).refusal() is Refusal.OWNER
+    assert federation.silo("silo-a", clear, statistics="plain").refusal() is Refusal.OWNER, "it has keys"
+    assert federation.silo("silo-a", clear, keys=None).refusal() is Refusal.OWNER
+    assert federation.silo("silo-a", clear, keys=None, statistics="plain").refusal() is None
 
 
-def test_sums_of_one_silo_are_refused(surveying: Callable[..., Federation]) -> None:
+def test_sums_of_one_silo_are_refused(surveying: Surveying) -> None:
     """Whoever adds one silo's sums alone has others read them."""
     federation = surveying()
     alone = federation.spec(cipher={"kind": "bfv", "members": 1})
-    assert refusal(federation.silo("silo-a", alone)) is Refusal.OWNER
+    assert federation.silo("silo-a", alone).refusal() is Refusal.OWNER
     federation.aggregator._plan = replace(federation.plan, members=1)
     federation.round(["silo-a"])
-    assert refusal(federation.silo("silo-b", surveyed(federation))) is Refusal.INTEGRITY
+    assert federation.silo("silo-b", surveyed(federation)).refusal() is Refusal.INTEGRITY
 
 
 def changed(sums: bytes, at: int) -> str:
@@ -112,10 +116,8 @@ def changed(sums: bytes, at: int) -> str:
     return base64.b64encode(bytes(spoiled)).decode()
 
 
-def test_what_silos_did_not_find_is_refused_alike_and_locks(surveying: Callable[..., Federation]) -> None:
-    federation = surveying()
-    federation.round()
-    federation.round()
+def test_what_silos_did_not_find_is_refused_alike_and_locks(surveying: Surveying) -> None:
+    federation = finished(surveying)
     honest = surveyed(federation)
     assert honest.survey is not None
     true = base64.b64decode(honest.survey.sums)
@@ -129,38 +131,32 @@ def test_what_silos_did_not_find_is_refused_alike_and_locks(surveying: Callable[
         assert isinstance(heard.reply, Refused) and heard.reply.code is Refusal.INTEGRITY
         words.add(heard.words)
     assert len(words) == 1
-    assert refusal(federation.silo("silo-a", honest)) is Refusal.LOCKED
+    assert federation.silo("silo-a", honest).refusal() is Refusal.LOCKED
 
 
-def test_a_survey_of_another_task_is_refused(surveying: Callable[..., Federation]) -> None:
+def test_a_survey_of_another_task_is_refused(surveying: Surveying) -> None:
     """One that was made of columns which the run does not have, or that was not sealed."""
-    federation = surveying()
-    federation.round()
-    federation.round()
+    federation = finished(surveying)
     other = surveyed(federation).model_copy(
         update={"task": federation.spec(task=table(federation, ignore=["x00"])).task}
     )
-    assert refusal(federation.silo("silo-a", other)) is Refusal.INTEGRITY
+    assert federation.silo("silo-a", other).refusal() is Refusal.INTEGRITY
     clear = federation.spec(cipher={"kind": "plain"}).dump()
-    assert refusal(federation.silo("silo-b", surveyed(federation, spec=clear))) is Refusal.INTEGRITY
+    assert federation.silo("silo-b", surveyed(federation, spec=clear)).refusal() is Refusal.INTEGRITY
 
 
 @pytest.mark.slow
-def test_silos_that_were_told_different_sums_do_not_add_up(surveying: Callable[..., Federation]) -> None:
-    federation = surveying(4)
-    federation.round()
-    federation.round()
+def test_silos_that_were_told_different_sums_do_not_add_up(surveying: Surveying) -> None:
+    federation = finished(surveying, 4)
     one = surveyed(federation)
     two = surveying(4, run="survey-2")
     two.round(["silo-a", "silo-b"])
     two.round(["silo-a", "silo-b"])
     other = surveyed(two)
-    weight = {"kind": "fedavg", "weight": "silo"}
-    run = replace(
-        federation, changes={"task": table(federation), "aggregation": weight, "survey": one.survey}, run="run-2"
-    )
+    changes = {"task": table(federation), "aggregation": WEIGHT, "survey": one.survey}
+    run = replace(federation, changes=changes, run="run-2")
     run.silos["silo-d"] = run.silo("silo-d", other)
-    assert refusal(run.silos["silo-d"]) is None, "each of the two is honest"
+    assert run.silos["silo-d"].refusal() is None, "each of the two is honest"
     run.greet("silo-d", run.silos["silo-d"])
     heard = run.train("silo-d")
     before = run.silos["silo-a"].model if run.silos["silo-a"].replica.holds >= 0 else None
@@ -170,11 +166,9 @@ def test_silos_that_were_told_different_sums_do_not_add_up(surveying: Callable[.
     assert heard.refused, "it does not even take the calibration of the others"
 
 
-def test_surveys_are_counted(surveying: Callable[..., Federation]) -> None:
+def test_surveys_are_counted(surveying: Surveying) -> None:
     """Each gives one more sum, which may have other silos in it."""
-    federation = surveying(owner={"limits": {"surveys_per_hour": 3}})
-    federation.round()
-    federation.round()
+    federation = finished(surveying, owner={"limits": {"surveys_per_hour": 3}})
     assert not federation.train("silo-a").refused
     heard = federation.train("silo-a")
     assert isinstance(heard.reply, Refused) and heard.reply.code is Refusal.LIMIT

@@ -7,15 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsync.silo.protocol import Describe, Refusal, Refused
-from tests.attacks.adversary import Federation, Victim
+from fedsync.silo.protocol import Refusal, Refused
+from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 
 GRID = {"every": 5.0, "until": 100.0}
 
 
+Asking = Callable[..., Federation]
+
+
 @pytest.fixture
-def asking(make: Make) -> Callable[..., Federation]:
+def asking(make: Make) -> Asking:
     def made(grid: Any = GRID, **options: Any) -> Federation:
         weight = {"kind": "fedavg", "weight": "silo"}
         return make(
@@ -34,36 +37,37 @@ def task(federation: Federation, grid: Any = GRID, least: int = 5) -> dict[str, 
     return {"kind": "survey", "of": of, "survival": {"grid": grid, "covariates": ["age"], "steps": 2}}
 
 
-def refusal(victim: Victim) -> Refusal | None:
-    reply = victim.ask(Describe()).reply
-    return reply.code if isinstance(reply, Refused) else None
+PLAIN = {"cipher": {"kind": "plain"}}
 
 
-def test_a_grid_finer_than_the_owner_allows_is_refused(asking: Callable[..., Federation]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "run", "owner", "allowed"),
+    [
+        # 61 times, and 60 is the default.
+        ({"grid": {"every": 1.0, "until": 61.0}}, {}, {}, {"limits": {"times": 61}}),
+        ({"least": 4}, {}, {}, {"limits": {"statistics": 4}}),
+        ({}, PLAIN, {"keys": None}, {"keys": None, "statistics": "plain"}),
+    ],
+    ids=["a finer grid", "fewer persons in a cell", "in the clear"],
+)
+def test_what_the_owner_does_not_allow_is_refused(
+    asked: dict[str, Any], run: dict[str, Any], owner: dict[str, Any], allowed: dict[str, Any], asking: Asking
+) -> None:
     federation = asking()
-    finer, at_most = (federation.spec(task=task(federation, {"every": 1.0, "until": until})) for until in (61.0, 60.0))
-    assert refusal(federation.silo("silo-a", finer)) is Refusal.OWNER, "61 times, and 60 is the default"
-    assert refusal(federation.silo("silo-b", finer, limits={"times": 61})) is None
-    assert refusal(federation.silo("silo-c", at_most)) is None
+    spec = federation.spec(task=task(federation, **asked), **run)
+    assert federation.silo("silo-a", spec, **owner).refusal() is Refusal.OWNER
+    assert federation.silo("silo-b", spec, **allowed).refusal() is None
 
 
-def test_cells_of_fewer_persons_than_the_owner_allows_are_refused(asking: Callable[..., Federation]) -> None:
+def test_as_many_times_as_the_owner_allows_are_asked_and_sums_of_one_silo_are_not(asking: Asking) -> None:
     federation = asking()
-    smaller = federation.spec(task=task(federation, least=4))
-    assert refusal(federation.silo("silo-a", smaller)) is Refusal.OWNER
-    assert refusal(federation.silo("silo-b", smaller, limits={"statistics": 4})) is None
-
-
-def test_in_the_clear_it_is_refused_unless_the_owner_allows_it(asking: Callable[..., Federation]) -> None:
-    federation = asking()
-    clear = federation.spec(cipher={"kind": "plain"})
-    assert refusal(federation.silo("silo-a", clear, keys=None)) is Refusal.OWNER
-    assert refusal(federation.silo("silo-b", clear, keys=None, statistics="plain")) is None
+    at_most = federation.spec(task=task(federation, {"every": 1.0, "until": 60.0}))
+    assert federation.silo("silo-a", at_most).refusal() is None
     alone = federation.spec(cipher={"kind": "bfv", "members": 1})
-    assert refusal(federation.silo("silo-c", alone)) is Refusal.OWNER, "a sum of one silo"
+    assert federation.silo("silo-b", alone).refusal() is Refusal.OWNER
 
 
-def test_each_round_counts_as_a_question_of_any_run(asking: Callable[..., Federation]) -> None:
+def test_each_round_counts_as_a_question_of_any_run(asking: Asking) -> None:
     """Two grids, or two sets of covariates, can be subtracted."""
     federation = asking(owner={"limits": {"surveys_per_hour": 3}})
     for _ in range(3):

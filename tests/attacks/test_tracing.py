@@ -6,17 +6,20 @@ how many updates are opened that nobody consented to, or an honest silo that is 
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedsync.cipher.encoding.quantization as quantization
-import fedsync.cipher.silo.replica as replica
+import fedsync.cipher.encoding.tally as tally
+from fedsync import cli
 from fedsync.cipher.keys.key_files import set_passphrase
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import SiloKeys
@@ -29,7 +32,6 @@ from fedsync.extras.tracing.notice import Notice
 from fedsync.extras.tracing.trace_at_silo import Consented, Traced, consent_to, trace
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
-from tests.attacks.forgery import give
 from tests.commands.call import call
 
 LIAR, EXAMINER, OTHER = "silo-a", "silo-b", "silo-c"
@@ -38,6 +40,9 @@ CIPHERS = {
     "pad": "{kind: pad, members: 2}",
     "masked": "{kind: masked, inner: {kind: bfv, members: 3}}",
 }
+
+
+Spoiler = Callable[[pytest.MonkeyPatch, Any], None]
 
 
 def _beyond_the_limit(patch: pytest.MonkeyPatch, liar: Any) -> None:
@@ -50,20 +55,6 @@ def _beyond_the_limit(patch: pytest.MonkeyPatch, liar: Any) -> None:
     patch.setattr(quantization, "round_fixed", lie)
 
 
-def _counts_twice(patch: pytest.MonkeyPatch, liar: Any) -> None:
-    honest = replica.tally.build
-
-    def lie(*own: Any) -> Any:
-        return 2 * honest(*own)
-
-    patch.setattr(replica.tally, "build", lie)
-
-
-def _claims_progress(patch: pytest.MonkeyPatch, liar: Any) -> None:
-    honest = replica.tally.build
-    patch.setattr(replica.tally, "build", lambda own, *more: honest(replace(own, progress=2.0**74), *more))
-
-
 def _grid_of_its_own(patch: pytest.MonkeyPatch, liar: Any) -> None:
     scales = replace(liar._state.scales, exponents=((9, 9),))
     patch.setattr(liar, "_state", replace(liar._state, scales=scales))
@@ -73,22 +64,25 @@ def _wrong_tag(patch: pytest.MonkeyPatch, liar: Any) -> None:
     patch.setattr(liar._authenticator, "tag", lambda *_: (1, 2))
 
 
-def _votes_twice(patch: pytest.MonkeyPatch, liar: Any) -> None:
-    honest = replica.tally.build
-
-    def lie(*own: Any) -> Any:
-        slots = honest(*own)
-        slots[replica.tally._VOTES] += 1
-        return slots
-
-    patch.setattr(replica.tally, "build", lie)
+def _one_more_vote(slots: Any) -> Any:
+    slots[tally._VOTES] += 1
+    return slots
 
 
-SPOILERS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Any], None], str]] = {
+def _header(change: Callable[..., Any]) -> Spoiler:
+    """A lie in the header: ``change`` gets the honest way to build it, and what that gets."""
+
+    def lie(patch: pytest.MonkeyPatch, liar: Any) -> None:
+        patch.setattr(tally, "build", partial(change, tally.build))
+
+    return lie
+
+
+SPOILERS: dict[str, tuple[Spoiler, str]] = {
     "beyond the limit": (_beyond_the_limit, "clipping"),
-    "a header of two": (_counts_twice, "count"),
-    "two votes": (_votes_twice, "votes"),
-    "progress without end": (_claims_progress, "size"),
+    "a header of two": (_header(lambda build, *own: 2 * build(*own)), "count"),
+    "two votes": (_header(lambda build, *own: _one_more_vote(build(*own))), "votes"),
+    "progress without end": (_header(lambda build, own, *more: build(replace(own, progress=2.0**74), *more)), "size"),
     "a grid of its own": (_grid_of_its_own, "grid"),
     "a wrong tag": (_wrong_tag, "tag"),
 }
@@ -114,8 +108,7 @@ def spoiled(
         patch.setattr(liar, "send", lie)
         ids = [federation.collect(LIAR)]
     federation.commit([*ids, *(federation.collect(name) for name in federation.names[1:])])
-    for name in federation.names:
-        give(federation.silos[name], federation.aggregator.outgoing(name), federation.version)
+    federation.bring()
     return federation
 
 
@@ -124,8 +117,7 @@ def honest(make: Make, cipher: str = "bfv", rounds: int = 3) -> Federation:
     federation: Federation = make(cipher=CIPHERS[cipher], on_disk=True)
     for _ in range(rounds):
         federation.round()
-    for name in federation.names:
-        give(federation.silos[name], federation.aggregator.outgoing(name), federation.version)
+    federation.bring()
     return federation
 
 
@@ -356,17 +348,9 @@ def test_seeds_of_an_older_update_are_not_had_by_a_version_that_never_came(make:
 # Commands, and what is on disk.
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """Paths of state folders have to be short."""
-    folder = Path(tempfile.mkdtemp(prefix="fs"))
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.mark.slow
 def test_the_commands_find_the_spoiler_with_keys_under_a_passphrase(
-    make: Make, short: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = spoiled(make)
     monkeypatch.setenv("SECRET", "open sesame")
@@ -375,28 +359,24 @@ def test_the_commands_find_the_spoiler_with_keys_under_a_passphrase(
     files = []
     for name in federation.names:
         set_passphrase(federation.rings[name], "open sesame")
-        shutil.copytree(federation.folder / "state" / name, short / name)
-        said = {**federation.config(name).model_dump(exclude_none=True), "state": str(short / name)}
-        file = short / f"{name}.yaml"
+        shutil.copytree(federation.folder / "state" / name, place / name)
+        said = {**federation.config(name).model_dump(exclude_none=True), "state": str(place / name)}
+        file = place / f"{name}.yaml"
         file.write_text(json.dumps({**said, "passphrase_env": "SECRET"}))
-        files.append(short / f"{name}.consent")
+        files.append(place / f"{name}.consent")
         told = call(
             "keys", "consent", federation.out / EVIDENCE / "2.notice", "--silo", file, "--examiner", EXAMINER,
             "--out", files[-1],
         )  # fmt: skip
         assert f"{name} consents that {EXAMINER} examine version 2" in told and f"{LIAR}/2" in told
     given = [part for file in files for part in ("--consent", file)]
-    out = short / "disclosed"
+    out = place / "disclosed"
     call(
         "server", "disclose", federation.out, "--version", 2, "--examiner", EXAMINER, *given, "--keys", server,
         "--out", out,
     )  # fmt: skip
     assert out.stat().st_mode & 0o777 == 0o600
-    from typer.testing import CliRunner
-
-    from fedsync import cli
-
-    done = CliRunner().invoke(cli.app, ["keys", "trace", str(out), "--silo", str(short / f"{EXAMINER}.yaml")])
+    done = CliRunner().invoke(cli.app, ["keys", "trace", str(out), "--silo", str(place / f"{EXAMINER}.yaml")])
     assert done.exit_code == 1
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip().startswith("silo-")}
     assert "clipping" in rows[LIAR] and all("nothing" in rows[name] for name in (EXAMINER, OTHER))
@@ -425,10 +405,7 @@ def test_the_server_keeps_a_number_of_versions_and_of_bytes_for_its_owner_alone(
 
 def test_a_disk_that_takes_nothing_costs_no_round(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     federation: Federation = make(2, on_disk=True)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise ConfigError("disk", "full", "Make room")
-
-    monkeypatch.setattr("fedsync.extras.tracing.evidence.write_pieces", full)
+    full = ConfigError("disk", "full", "Make room")
+    monkeypatch.setattr("fedsync.extras.tracing.evidence.write_pieces", Mock(side_effect=full))
     federation.round()
     assert federation.aggregator._chain.newest == 1 and versions(federation.out / EVIDENCE) == []

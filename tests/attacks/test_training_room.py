@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,8 @@ from fedsync.silo.room import program
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.session.trainer_folder import HOME, tidy
 from fedsync.silo.session.trainer_socket import listen
+
+Start = Callable[..., TrainingProcess]
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 
@@ -151,28 +153,23 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def started(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrainingProcess]]:
-    there = list[TrainingProcess]()
-    yield there
-    for each in there:
+def process(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a training process that has its own way to train."""
+    started = list[TrainingProcess]()
+
+    def start(**what: object) -> TrainingProcess:
+        file = str(place / "data" / "task.py")
+        never = [str(place / "keys"), str(place / "state")]
+        owner = OwnerPolicy(data=[str(place / "data")], code_files=[file], never=never)
+        monkeypatch.setenv(ALLOWED, owner.model_dump_json())
+        task = {"kind": "custom", "file": file, "options": what}
+        text = RunSpec.of(StrategyConfig.load("fedavg", [f"task={json.dumps(task)}"]), None, 2).dump()
+        started.append(TrainingProcess(Identity(text, 0, "clinic-a"), RunSpec.parse(text), owner, place / "silo"))
+        return started[-1]
+
+    yield start
+    for each in started:
         each.end()
-
-
-def process(
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    there: list[TrainingProcess],
-    **what: object,
-) -> TrainingProcess:
-    file = str(place / "data" / "task.py")
-    never = [str(place / "keys"), str(place / "state")]
-    owner = OwnerPolicy(data=[str(place / "data")], code_files=[file], never=never)
-    monkeypatch.setenv(ALLOWED, owner.model_dump_json())
-    config = StrategyConfig.load("fedavg", [f"task={json.dumps({'kind': 'custom', 'file': file, 'options': what})}"])
-    text = RunSpec.of(config, None, 2).dump()
-    identity = Identity(text, 0, "clinic-a")
-    there.append(TrainingProcess(identity, RunSpec.parse(text), owner, place / "silo"))
-    return there[-1]
 
 
 def order(steps: int = 3, name: str = "u1") -> WorkOrder:
@@ -182,9 +179,7 @@ def order(steps: int = 3, name: str = "u1") -> WorkOrder:
 
 
 @pytest.mark.slow
-def test_a_users_code_gets_nothing_but_the_data(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
+def test_a_users_code_gets_nothing_but_the_data(place: Path, monkeypatch: pytest.MonkeyPatch, process: Start) -> None:
     """Each attempt succeeds where there is no room, but for those that take another user's rights."""
     monkeypatch.setenv("KEY_PASSPHRASE", "open sesame")
     monkeypatch.setenv("FEDSYNC_PASSPHRASE_ENV", "KEY_PASSPHRASE")
@@ -197,17 +192,8 @@ def test_a_users_code_gets_nothing_but_the_data(
         datagrams.bind(server.getsockname())
         threading.Thread(target=server.accept, daemon=True).start()
         try:
-            process(
-                place,
-                monkeypatch,
-                started,
-                way="attack",
-                keys=str(place / "keys"),
-                state=str(place / "state"),
-                trainer=str(place / "state" / "s"),
-                port=server.getsockname()[1],
-                shared=shared.name,
-            )
+            paths = {"keys": str(place / "keys"), "state": str(place / "state"), "trainer": str(place / "state" / "s")}
+            process(way="attack", port=server.getsockname()[1], shared=shared.name, **paths)
         finally:
             shared.unlink()
             trainer.close()
@@ -221,12 +207,10 @@ def test_a_users_code_gets_nothing_but_the_data(
 
 
 @pytest.mark.slow
-def test_it_trains_and_judges_as_in_the_sessions_own_process(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
+def test_it_trains_and_judges_as_in_the_sessions_own_process(process: Start) -> None:
     from fedsync.silo.session.silo_setup import local_trainer
 
-    far = process(place, monkeypatch, started)
+    far = process()
     text = RunSpec.parse(far._set_up.spec)
     near = local_trainer(text, Identity(far._set_up.spec, 0, "clinic-a"))
     assert far.facts == near.facts
@@ -243,10 +227,8 @@ def test_it_trains_and_judges_as_in_the_sessions_own_process(
 
 
 @pytest.mark.slow
-def test_an_order_is_halted_and_told_how_far_it_is(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
-    far = process(place, monkeypatch, started, way="slow")
+def test_an_order_is_halted_and_told_how_far_it_is(process: Start) -> None:
+    far = process(way="slow")
     seen = list[int]()
 
     def watch(steps: int, samples: int) -> bool:
@@ -260,10 +242,8 @@ def test_an_order_is_halted_and_told_how_far_it_is(
 
 
 @pytest.mark.slow
-def test_one_that_stands_says_where(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
-    far = process(place, monkeypatch, started, way="stands")
+def test_one_that_stands_says_where(process: Start) -> None:
+    far = process(way="stands")
     failed = list[Exception]()
 
     def run() -> None:
@@ -284,10 +264,8 @@ def test_one_that_stands_says_where(
 
 
 @pytest.mark.slow
-def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
-    far = process(place, monkeypatch, started, way="raises")
+def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(process: Start) -> None:
+    far = process(way="raises")
     for _ in range(2):  # it lives
         with pytest.raises(UserCodeError, match=r"task.py, line \d+: LookupError: value 42"):
             far.run(order(), far.initial_model(), Cursor())
@@ -300,15 +278,13 @@ def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
         far.run(order(), far.initial_model(), Cursor())
     assert far.pid != first
     with pytest.raises(RunError, match="ended with code 3"):
-        ending = process(place, monkeypatch, started, way="ends")
+        ending = process(way="ends")
         ending.run(order(), ending.initial_model(), Cursor())
 
 
 @pytest.mark.slow
-def test_data_that_changed_meanwhile_are_not_trained_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
-    far = process(place, monkeypatch, started)
+def test_data_that_changed_meanwhile_are_not_trained_on(place: Path, process: Start) -> None:
+    far = process()
     (place / "data" / "task.py").write_text(
         TASK.replace("arange(60.0).reshape(20", "arange(57.0).reshape(19").replace("arange(20)", "arange(19)")
     )
@@ -318,21 +294,17 @@ def test_data_that_changed_meanwhile_are_not_trained_on(
         far.run(order(), np.zeros(far.facts.layout.size, np.float32), Cursor())
 
 
-def test_a_second_name_of_a_key_in_the_data_stops_the_training_process(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
+def test_a_second_name_of_a_key_in_the_data_stops_the_training_process(place: Path, process: Start) -> None:
     (place / "data" / "second").hardlink_to(place / "keys" / "group.key")
     with pytest.raises(OwnerRefusal, match="second name"):
-        process(place, monkeypatch, started)
+        process()
 
 
 @pytest.mark.slow
-def test_a_task_that_cannot_be_built_is_the_same_error_as_without_a_room(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
-) -> None:
+def test_a_task_that_cannot_be_built_is_the_same_error_as_without_a_room(place: Path, process: Start) -> None:
     (place / "data" / "task.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="one subclass"):
-        process(place, monkeypatch, started)
+        process()
 
 
 WITHOUT_NAMESPACES = """
@@ -372,10 +344,8 @@ def alive_in(place: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["end", "end of a stopped one", "guard", "process"])
-def test_nothing_of_a_room_outlives_it(
-    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess], killed: str
-) -> None:
-    far = process(place, monkeypatch, started, way="forks")
+def test_nothing_of_a_room_outlives_it(place: Path, process: Start, killed: str) -> None:
+    far = process(way="forks")
     assert len(alive_in(place)) == 3
     match killed:
         case "end":

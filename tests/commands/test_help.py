@@ -10,7 +10,6 @@ from fedsync.cli import app
 
 
 def commands() -> Iterator[list[str]]:
-    """The words of every command."""
     waiting: list[tuple[list[str], object]] = [([], get_command(app))]
     while waiting:
         words, command = waiting.pop()

@@ -6,18 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from fedsync.cipher.keys.keyring import open_group, open_silo
 from fedsync.commands.keys import app
 from fedsync.common.errors import ConfigError, FedSyncError
 from tests.commands.call import call
-
-
-def keys(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
 
 done = partial(call, app=app)
 
@@ -69,7 +63,7 @@ def test_no_command_prints_or_logs_a_secret(admin: Path, tmp_path: Path, caplog:
 
     def run(*arguments: str | Path) -> str:
         nonlocal output
-        result = keys(*arguments)
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
         output += f"{result.output} {result.exception!r}"
         return result.stdout
 

@@ -33,16 +33,20 @@ def silos(tmp_path: Path) -> Path:
     return path
 
 
+def ran(folder: Path, silos: Path, *settings: str, strategy: str = "private.yaml") -> tuple[str, dict[str, Any]]:
+    """What a run of the example prints, and its summary."""
+    sets = [word for each in settings for word in ("--set", each)]
+    told = call("run", HEART / strategy, "--silos", silos, "--out", folder / "run", "--runtime", "virtual", *sets)
+    return told, json.loads((folder / "run" / "summary.json").read_text())
+
+
 @pytest.mark.slow
 def test_a_plan_is_printed_and_a_run_goes_on_without_a_silo_that_has_spent_its_budget(
     silos: Path, tmp_path: Path
 ) -> None:
     privacy = "privacy={kind: dp-sgd, clip: 1.0, noise_multiplier: 2.0}"
-    out = tmp_path / "run"
-    arguments = [HEART / "private.yaml", "--silos", silos, "--out", out, "--runtime", "virtual"]
-    told = call("run", *arguments, "--set", privacy, "--set", "stop.rounds=3", "--set", "min_silos=3")
+    told, summary = ran(tmp_path, silos, privacy, "stop.rounds=3", "min_silos=3")
     assert "planned privacy loss of 3 rounds, in orders of 10 steps" in " ".join(told.split()) and "cleveland" in told
-    summary = json.loads((out / "summary.json").read_text())
     (lost,) = summary["lost"]
     assert lost["silo"] == "cleveland" and "cleveland answers BUDGET" in lost["why"]
     assert "the order would exceed the privacy budget" in lost["why"]
@@ -96,10 +100,7 @@ TARGET = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0, delta: 1.0e-3, 
 def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goes_on(
     silos: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    arguments = [HEART / "private.yaml", "--silos", silos, "--out", out, "--runtime", "virtual", "--set", TARGET]
-    told = call("run", *arguments, "--set", "stop.rounds=2", "--set", "min_silos=3")
-    summary = json.loads((out / "summary.json").read_text())
+    told, summary = ran(tmp_path, silos, TARGET, "stop.rounds=2", "min_silos=3")
     assert [each["silo"] for each in summary["lost"]] == ["cleveland"] and summary["rounds"] == 2
     (refused,) = [note for note in summary["notes"] if note.startswith("took no part")]
     assert "cleveland answers BUDGET" in refused and "no noise is enough for the plan to have epsilon 0.3" in refused
@@ -112,18 +113,15 @@ def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goe
 def test_a_run_without_enough_silos_whose_budgets_have_room_names_those_that_have_none(
     silos: Path, tmp_path: Path
 ) -> None:
-    arguments = [HEART / "private.yaml", "--silos", silos, "--out", tmp_path / "run", "--runtime", "virtual"]
     with pytest.raises(RunError, match=r"needs 4 silos, and at most 3 .* can take part\. cleveland answers BUDGET"):
-        call("run", *arguments, "--set", TARGET, "--set", "stop.rounds=2")
+        ran(tmp_path, silos, TARGET, "stop.rounds=2")
 
 
 @pytest.mark.slow
 def test_a_run_s_end_tells_what_each_simulated_silo_has_spent(silos: Path, tmp_path: Path) -> None:
     """For cleveland against its budget, which the run's target exceeds; for others at the run's delta."""
-    out = tmp_path / "run"
-    arguments = [HEART / "private.yaml", "--silos", silos, "--out", out, "--runtime", "virtual"]
-    told = call("run", *arguments, "--set", "stop.rounds=2", "--set", "balancer={kind: fixed}")
-    spent = json.loads((out / "summary.json").read_text())["privacy"]
+    told, summary = ran(tmp_path, silos, "stop.rounds=2", "balancer={kind: fixed}")
+    spent = summary["privacy"]
     assert list(spent) == ["cleveland", "hungarian", "switzerland", "va"]
     assert {name: each["budget"] for name, each in spent.items()} == {**dict.fromkeys(spent), "cleveland": 0.3}
     assert 0.29 < spent["cleveland"]["epsilon"] <= 0.3
@@ -135,10 +133,8 @@ def test_a_run_s_end_tells_what_each_simulated_silo_has_spent(silos: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_run_without_privacy_has_no_line_about_it(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    arguments = [HEART / "strategy.yaml", "--silos", HEART / "silos.yaml", "--out", out, "--runtime", "virtual"]
-    call("run", *arguments, "--set", "stop.rounds=1")
-    assert "privacy" not in json.loads((out / "summary.json").read_text())
+    _, summary = ran(tmp_path, HEART / "silos.yaml", "stop.rounds=1", strategy="strategy.yaml")
+    assert "privacy" not in summary
 
 
 def private(folder: Path, **changes: Any) -> Path:
@@ -185,22 +181,16 @@ def test_a_plan_that_some_silos_leave_is_valid_and_names_them(plan: str, silos: 
 
 
 @pytest.mark.slow
-def test_sums_of_more_silos_than_are_left_open_no_version(silos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("members", [None, 3])
+def test_sums_of_more_silos_than_are_left_open_no_version(members: int | None, silos: Path, tmp_path: Path) -> None:
     """Encrypted sums need as many silos as the run begins with, unless the strategy says how many."""
-    for members, enough in ((None, False), (3, True)):
-        changes = {
-            "privacy": SPENT,
-            "min_silos": members,
-            "cipher": {"kind": "bfv", "metrics": "plain", "members": members},
-        }
-        file = private(tmp_path, **changes)
-        if enough:
-            assert "Warning: the budget has no room at cleveland" in call("validate", file, "--silos", silos)
-            continue
-        with pytest.raises(
-            ConfigError, match="the budget has no room at cleveland, and the run needs 4 silos to begin"
-        ):
-            call("validate", file, "--silos", silos)
+    cipher = {"kind": "bfv", "metrics": "plain", "members": members}
+    file = private(tmp_path, privacy=SPENT, min_silos=members, cipher=cipher)
+    if members is not None:
+        assert "Warning: the budget has no room at cleveland" in call("validate", file, "--silos", silos)
+        return
+    with pytest.raises(ConfigError, match="the budget has no room at cleveland, and the run needs 4 silos to begin"):
+        call("validate", file, "--silos", silos)
 
 
 def test_an_owner_sees_budgets_where_neither_certificates_nor_keys_are(short: Path) -> None:

@@ -9,40 +9,33 @@ from typer.testing import CliRunner
 from fedsync.cli import app
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.processes import free_ports
+from fedsync.flower.registration import Registered
+from fedsync.ops import start
 from tests.commands.call import call
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "command",
     [
-        ["silo", "start", "--silo", "nowhere.yaml"],
-        ["silo", "export", "--out", "out", "--silo", "nowhere.yaml"],
-        ["server", "start", "--server", "nowhere.yaml"],
-        ["server", "register", "--server", "nowhere.yaml"],
-        ["server", "revoke", "berlin", "--server", "nowhere.yaml"],
-        ["server", "run", "fedavg", "--server", "nowhere.yaml"],
-        ["doctor", "--silo", "nowhere.yaml"],
-        ["doctor", "--server", "nowhere.yaml"],
+        "silo start --silo", "silo export --out out --silo", "server start --server", "server register --server",
+        "server revoke berlin --server", "server run fedavg --server", "doctor --silo", "doctor --server",
     ],
-)
-def test_a_file_that_is_not_there_is_the_users_mistake(arguments: list[str]) -> None:
+)  # fmt: skip
+def test_a_file_that_is_not_there_is_the_users_mistake(command: str) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
-        call(*arguments)
+        call(*command.split(), "nowhere.yaml")
 
 
-def test_a_run_is_not_put_where_another_is(tmp_path: Path) -> None:
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
     (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match="has the files of a run"):
-        call("server", "run", "fedavg", "--server", tmp_path / "server.yaml", "--out", tmp_path / "out")
+    return tmp_path / "server.yaml"
 
 
 @pytest.mark.parametrize("arguments", [[], ["fedavg", "--resume", "out"], ["--resume", "out", "--set", "seed=1"]])
-def test_a_run_is_begun_or_resumed(arguments: list[str], tmp_path: Path) -> None:
-    (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
+def test_a_run_is_begun_or_resumed(arguments: list[str], server: Path) -> None:
     with pytest.raises(ConfigError, match="not clear what to run"):
-        call("server", "run", "--server", tmp_path / "server.yaml", *arguments)
+        call("server", "run", "--server", server, *arguments)
 
 
 @pytest.mark.slow
@@ -53,10 +46,9 @@ def test_a_server_that_does_not_run_takes_nothing(tmp_path: Path) -> None:
         call("server", "run", "fedavg", "--server", tmp_path / "server.yaml")
 
 
-def test_without_tls_there_are_no_keys_to_register(tmp_path: Path) -> None:
-    (tmp_path / "server.yaml").write_text("{insecure: true, state: s}")
+def test_without_tls_there_are_no_keys_to_register(server: Path) -> None:
     with pytest.raises(ConfigError, match="not authenticated"):
-        call("server", "register", "--server", tmp_path / "server.yaml")
+        call("server", "register", "--server", server)
 
 
 def test_doctor_ends_with_1_where_something_fails_and_names_the_remedy(tmp_path: Path) -> None:
@@ -78,3 +70,20 @@ def test_a_server_whose_port_is_taken_says_so_and_stops(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError, match=rf"listen on 127\.0\.0\.1:{port}: Address already in use.*ss -ltnp"):
             call("server", "start", "--server", tmp_path / "server.yaml")
     assert not (tmp_path / "s" / "health.json").exists()
+
+
+def test_register_says_who_is_registered_and_fails_for_who_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("berlin", "paris"):
+        (tmp_path / f"{name}.node.pub").touch()
+    (tmp_path / "certs").mkdir()
+    file = tmp_path / "server.yaml"
+    silos = "{berlin: berlin.node.pub, paris: paris.node.pub}"
+    file.write_text(f"{{certificates: certs, state: state, silos: {silos}}}\n")
+    problem = ConfigError("silos, berlin", "its key was revoked before", "Make another")
+    monkeypatch.setattr(start, "register_silos", lambda config: Registered({"berlin": problem}))
+    done = CliRunner().invoke(app, ["server", "register", "--server", str(file)])
+    assert done.exception is problem and "registered: paris\n" in done.stdout
+    monkeypatch.setattr(start, "register_silos", lambda config: Registered())
+    assert call("server", "register", "--server", file) == "registered: berlin, paris\n"

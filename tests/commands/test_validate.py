@@ -10,15 +10,14 @@ from tests.commands.call import call
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
+PLAIN = "{stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, %s}"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("silos: [{name: a, speed: 1.0}, {name: b, speed: 2.0}]", "a silo file with 2 silos"),
-        (
-            "{name: mine, silos: [a, b], stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, "
-            "task: {kind: digits}}",
-            "strategy 'mine', no errors",
-        ),
+        (PLAIN % "name: mine, silos: [a, b], task: {kind: digits}", "strategy 'mine', no errors"),
     ],
 )
 def test_strategies_and_silo_files_are_told_apart(tmp_path: Path, text: str, said: str) -> None:
@@ -47,18 +46,14 @@ def test_a_file_that_starts_a_process_is_the_doctors(tmp_path: Path, text: str, 
         call("validate", file)
 
 
-SEALED = (
-    "{{name: mine, silos: [a, b], stop: {{rounds: 1}}, balancer: {{kind: fixed}}, barrier: {{kind: bsp}}, "
-    "cipher: {{kind: pad{0}}}, evaluation: {{metrics: [accuracy, auroc], classes: 60}}, task: {{kind: digits}}}}"
-)
-
-
 def test_metrics_that_do_not_fit_a_sealed_header_are_refused_before_the_run(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text(SEALED.format(""), encoding="utf-8")
+    file, metrics = tmp_path / "x.yaml", "{metrics: [accuracy, auroc], classes: 60}"
+    sealed = PLAIN % f"name: mine, silos: [a, b], task: {{kind: digits}}, evaluation: {metrics}, cipher: %s"
+    file.write_text(sealed % "{kind: pad}")
     with pytest.raises(ConfigError, match=r"evaluation.metrics.*'auroc' needs .* slots of a sealed header"):
-        call("validate", tmp_path / "x.yaml")
-    (tmp_path / "x.yaml").write_text(SEALED.format(", metrics: plain"), encoding="utf-8")
-    assert "no errors" in call("validate", tmp_path / "x.yaml")
+        call("validate", file)
+    file.write_text(sealed % "{kind: pad, metrics: plain}")
+    assert "no errors" in call("validate", file)
 
 
 STARTS = [
@@ -77,8 +72,7 @@ def test_every_start_finds_that_there_are_fewer_silos_than_the_strategy_wants(
     tmp_path: Path, command: list[str]
 ) -> None:
     """They would wait for ever."""
-    text = "{name: x, min_silos: 3, stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, "
-    text += "waiting: {idle_s: 1.0}, task: {kind: digits}}"
+    text = PLAIN % "name: x, min_silos: 3, waiting: {idle_s: 1.0}, task: {kind: digits}"
     (tmp_path / "STRATEGY").write_text(text)
     (tmp_path / "SILOS").write_text("silos: [{name: a, speed: 1.0}, {name: b, speed: 1.0}]")
     for name in ("a", "b"):
@@ -90,7 +84,7 @@ def test_every_start_finds_that_there_are_fewer_silos_than_the_strategy_wants(
 
 
 def test_all_files_of_the_task_that_are_not_there_are_told(tmp_path: Path) -> None:
-    text = "{name: x, stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, task: %s}"
+    text = PLAIN % "name: x, task: %s"
     for task, missing in [
         ("{kind: custom, file: task.py}", ["task.py"]),
         ("{kind: silo-app, file: nothing.py}", ["nothing.py"]),
@@ -108,8 +102,8 @@ def test_all_files_of_the_task_that_are_not_there_are_told(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("named", ["patients", "others"])
 def test_data_by_name_are_the_silos_and_need_no_file_beside_the_strategy(tmp_path: Path, named: str) -> None:
-    text = "{name: x, silos: [a, b], stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, "
-    (tmp_path / "x.yaml").write_text(text + "task: {kind: csv, file: 'data:patients', target: ill}}")
+    text = PLAIN % "name: x, silos: [a, b], task: {kind: csv, file: 'data:patients', target: ill}"
+    (tmp_path / "x.yaml").write_text(text)
     machines = ", ".join(f"{{name: {name}, speed: 1.0, data: {{{named}: {name}.csv}}}}" for name in "ab")
     (tmp_path / "silos.yaml").write_text(f"silos: [{machines}]")
     assert "no errors" in call("validate", tmp_path / "x.yaml")

@@ -106,6 +106,10 @@ def test_a_renewed_certificate_needs_no_new_authority_at_the_silos(authority: Au
     renewed = make_server_certificate(authority, ["b.example"], tmp_path / "s")
     assert renewed == first and renewed.certificate.read_bytes() != before
     assert shake_hands(renewed, authority.certificate, "b.example") == "hello"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (authority.key, renewed.key)] == [0o600, 0o600]
+    renewed.key.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        check_server_certificate(authority.certificate, renewed)
 
 
 def test_what_certificates_say(authority: Authority, server: ServerCertificate) -> None:
@@ -116,14 +120,6 @@ def test_what_certificates_say(authority: Authority, server: ServerCertificate) 
     assert (servers.expires - now) / timedelta(days=1) == pytest.approx(365, abs=0.1)
     assert (own.expires - now) / timedelta(days=1) == pytest.approx(3650, abs=0.01)
     check_server_certificate(authority.certificate, server)
-
-
-def test_keys_are_their_owners_alone_and_an_open_one_is_refused(authority: Authority, tmp_path: Path) -> None:
-    server = make_server_certificate(authority, [], tmp_path / "s")
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (authority.key, server.key)] == [0o600, 0o600]
-    server.key.chmod(0o640)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        check_server_certificate(authority.certificate, server)
 
 
 @pytest.mark.parametrize("host", ["", "a b", "host:9092", "1.2.3", "300.1.1.1", "-a.org", "a..b", "*.org", "a" * 64])

@@ -34,19 +34,16 @@ def test_a_node_key_is_made_once_and_its_public_half_again(tmp_path: Path) -> No
     assert isinstance(load_ssh_public_key(line), ec.EllipticCurvePublicKey)
 
 
-def test_the_private_half_is_its_owners_alone(tmp_path: Path) -> None:
+def test_the_private_half_is_its_owners_alone_and_damaged_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="silo name"):
+        make_node_key("../a", tmp_path / "keys")
     key = make_node_key("a", tmp_path / "keys")
     assert stat.S_IMODE(key.private.stat().st_mode) == 0o600
     assert stat.S_IMODE(key.public.stat().st_mode) == 0o644
     key.private.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         make_node_key("a", tmp_path / "keys")
-
-
-def test_names_and_damaged_keys_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="silo name"):
-        make_node_key("../a", tmp_path / "keys")
-    key = make_node_key("a", tmp_path / "keys")
+    key.private.chmod(0o600)
     key.private.write_bytes(key.private.read_bytes()[:100])
     with pytest.raises(ConfigError, match="not an elliptic-curve key"):
         node_public_line(key.private)

@@ -14,7 +14,6 @@ import pytest
 
 from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
-from fedsync.commands.doctor import report
 from fedsync.common.errors import ConfigError
 from fedsync.common.locks import held
 from fedsync.common.proxies import Way
@@ -56,6 +55,13 @@ def supervised(state: Path) -> Path:
     if not held(state / LOCK_FILE):
         LOCKS.enter_context(alone_in(state))
     return state
+
+
+def health_file(state: Path, age_s: float = 0.0, /, **told: object) -> None:
+    """What a supervisor said so long ago."""
+    at = (NOW - timedelta(seconds=age_s)).isoformat()
+    said = {"state": "running", "since": "x", "restarts": 0, "at": at, **told}
+    (state / "health.json").write_text(json.dumps(said))
 
 
 def failed(check: Check, detail: str, remedy: str) -> None:
@@ -176,11 +182,10 @@ def test_skew_counts_from_the_nearest_it_can_be(there: float, before: float, aft
 
 def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
     trainers = {"0a": {"pid": 7, "state": "idle", "since": "x"}, "0b": {"pid": 8, "state": "silent", "since": "y"}}
-    said = {"state": "running", "since": "x", "restarts": 0, "at": NOW.isoformat(), "trainers": trainers}
-    (supervised(tmp_path) / "health.json").write_text(json.dumps(said))
+    health_file(supervised(tmp_path), trainers=trainers)
     failed(health.check_health(tmp_path, NOW), "the trainer in 0b has not answered since y", "process, 8")
     del trainers["0b"]
-    (tmp_path / "health.json").write_text(json.dumps(said))
+    health_file(tmp_path, trainers=trainers)
     assert health.check_health(tmp_path, NOW).ok
 
 
@@ -209,30 +214,22 @@ def test_what_a_system_keeps_code_that_is_sent_from_is_told(
 
 
 def test_what_the_supervisor_says(tmp_path: Path) -> None:
-    file = tmp_path / "health.json"
     assert health.check_health(tmp_path, NOW).detail == "not running"
-
     supervised(tmp_path)
-
-    def write(state: str, age_s: float) -> None:
-        at = (NOW - timedelta(seconds=age_s)).isoformat()
-        file.write_text(f'{{"state": "{state}", "since": "x", "restarts": 3, "last_error": "no data", "at": "{at}"}}')
-
-    write("running", 5)
+    health_file(tmp_path, 5, restarts=3)
     assert health.check_health(tmp_path, NOW).detail == "running since x, 3 restarts"
     assert health.is_running(tmp_path, NOW)
-    write("restarting", 5)
+    health_file(tmp_path, 5, state="restarting", restarts=3, last_error="no data")
     failed(health.check_health(tmp_path, NOW), "3 restarts; no data", "logs")
-    write("restarting", 500)
+    health_file(tmp_path, 500, state="restarting")
     assert health.check_health(tmp_path, NOW).ok and not health.is_running(tmp_path, NOW)
-    file.write_text("{")
+    (tmp_path / "health.json").write_text("{")
     assert health.check_health(tmp_path, NOW).detail == "not running"
 
 
 def test_a_supervisor_that_was_killed_is_not_running_although_its_last_words_are_recent(tmp_path: Path) -> None:
-    said = {"state": "running", "since": "x", "restarts": 0, "at": NOW.isoformat()}
     with alone_in(tmp_path):
-        (tmp_path / "health.json").write_text(json.dumps(said))
+        health_file(tmp_path)
         assert health.is_running(tmp_path, NOW)
         assert health.check_health(tmp_path, NOW).detail == "running since x, 0 restarts"
     for check in (health.check_health, health.check_registration, health.check_runs):
@@ -243,13 +240,12 @@ def test_what_the_keeper_says(tmp_path: Path) -> None:
     assert health.check_runs(supervised(tmp_path), NOW).detail == "not running"
     run = {"phase": "at work", "tries": 5, "next": None, "reason": "its server process died"}
 
+    def ago(age_s: float) -> str:
+        return (NOW - timedelta(seconds=age_s)).isoformat()
+
     def check(looked_s: float | None, since_s: float = 5000.0, **changed: object) -> Check:
-        at, looked, since = (
-            None if age_s is None else (NOW - timedelta(seconds=age_s)).isoformat() for age_s in (5, looked_s, since_s)
-        )
-        keeper = {} if looked is None else {"looked": looked, "runs": {"/r/a": {**run, **changed}}}
-        told = {"state": "running", "since": since, "at": at, "keeper": keeper}
-        (tmp_path / "health.json").write_text(json.dumps(told))
+        keeper = {} if looked_s is None else {"looked": ago(looked_s), "runs": {"/r/a": {**run, **changed}}}
+        health_file(tmp_path, 5, since=ago(since_s), keeper=keeper)
         return health.check_runs(tmp_path, NOW)
 
     assert check(10).ok and "1 not over" in check(10).detail
@@ -258,14 +254,15 @@ def test_what_the_keeper_says(tmp_path: Path) -> None:
     failed(check(601), "looked at", "Restart `fedsync server start`")
     failed(check(None), "looked at None", "Restart")
     failed(check(10, tries=6), "/r/a: its server process died, tried 6 times", "fedsync server stop")
-    failed(
-        check(10, next="12:00", reason="not resumed: no space"), "no space, tried 5 times, next try at 12:00", "logs"
-    )
-    told = json.loads((tmp_path / "health.json").read_text())
-    told["keeper"] = {"looked": NOW.isoformat(), "runs": {}, "failed": {"/r/b": "no silo sent a model"}}
-    (tmp_path / "health.json").write_text(json.dumps(told))
+    refused = check(10, next="12:00", reason="not resumed: no space")
+    failed(refused, "no space, tried 5 times, next try at 12:00", "logs")
+    health_file(tmp_path, 5, keeper={"looked": ago(0), "runs": {}, "failed": {"/r/b": "no silo sent a model"}})
     failed(health.check_runs(tmp_path, NOW), "/r/b: no silo sent a model", "/r/b/run.log")
     assert check(10, next="12:00").ok, "a run that has died once or twice is being cared for"
+
+
+def registration(config: ServerStartConfig) -> Check:
+    return next(each for each in preflight.check_server(config, NOW) if each.name == "registration")
 
 
 def test_what_was_registered_since_the_last_health_file_counts(
@@ -276,20 +273,17 @@ def test_what_was_registered_since_the_last_health_file_counts(
     config = running_server(certificates, closed_port, tmp_path / "state", silos={"berlin": "registered"})
     config = config.model_copy(update={"silos": silos})
 
-    def found() -> Check:
-        return next(each for each in preflight.check_server(config, NOW) if each.name == "registration")
-
-    failed(found(), "rome: not registered", "fedsync server register")
+    failed(registration(config), "rome: not registered", "fedsync server register")
     problem = ConfigError("silos, rome", "its key was revoked before", "Make another")
     monkeypatch.setattr(start, "register_each", lambda *arguments: Registered({"rome": problem}))
     start.register_silos(config)
-    failed(found(), "rome: silos, rome: its key was revoked", "")
+    failed(registration(config), "rome: silos, rome: its key was revoked", "")
     monkeypatch.setattr(start, "register_each", lambda *arguments: Registered())
     start.register_silos(config)
-    assert found().detail == "berlin, rome"
+    assert registration(config).detail == "berlin, rome"
     monkeypatch.setattr(start, "revoke_keys", lambda *arguments: None)
     start.revoke_silo(config.model_copy(update={"silos": {"berlin": silos["berlin"]}}), "rome")
-    failed(found(), "rome: revoked", "fedsync server register")
+    failed(registration(config), "rome: revoked", "fedsync server register")
 
 
 def test_a_revoked_silo_is_not_shown_as_registered_by_a_server_that_registered_it_before(
@@ -304,7 +298,7 @@ def test_a_revoked_silo_is_not_shown_as_registered_by_a_server_that_registered_i
     (tmp_path / "state" / NODES_FILE).write_text(json.dumps(known))
     monkeypatch.setattr(start, "revoke_keys", lambda *arguments: None)
     start.revoke_silo(config, "rome")
-    found = next(each for each in preflight.check_server(config, NOW) if each.name == "registration")
+    found = registration(config)
     assert found.ok and found.detail == "berlin"
 
 
@@ -339,8 +333,7 @@ def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: in
 
 def running_server(certificates: Path, port: int, state: Path, **told: object) -> ServerStartConfig:
     """A server's file whose supervisor is at work, as its health file says."""
-    at = {"state": "running", "since": NOW.isoformat(), "at": NOW.isoformat(), "restarts": 0}
-    (supervised(state) / "health.json").write_text(json.dumps({**at, **told}))
+    health_file(supervised(state), **{"since": NOW.isoformat(), **told})
     return ServerStartConfig(host="127.0.0.1", port=port, certificates=str(certificates), state=str(state))
 
 
@@ -377,13 +370,3 @@ def test_a_relay_is_checked_up_to_the_server_above_it(
     upstream = ["upstream CA", "node key", "server", *(["TLS", "clock"] if there else [])]
     assert [name for name in found if name in upstream] == upstream
     assert [name for name, check in found.items() if not check.ok] == ([] if there else ["server"])
-
-
-def test_the_report_is_a_line_a_check_and_says_whether_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report([Check("disk", True, "3 GB free")])
-    assert not report([Check("port", False, "taken", "Choose another"), Check("disk", True, "3 GB free")])
-    assert capsys.readouterr().out.splitlines() == [
-        "ok    disk           3 GB free",
-        "FAIL  port           taken. Choose another",
-        "ok    disk           3 GB free",
-    ]

@@ -42,7 +42,6 @@ def inspecting(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(certificates: Path, tmp_path: Path) -> Iterator[tuple[Hub, int]]:
-    """A hub of the server, and its port."""
     made, files = Hub(tmp_path / "hub"), ServerCertificate.at(certificates)
     port = made.start(certificate=files.certificate, key=files.key)
     yield made, port
@@ -79,11 +78,7 @@ def said_by_supernode(config: SiloStartConfig, **environment: str) -> str:
 
 
 def test_all_goes_through_the_proxy(
-    port: int,
-    config: SiloStartConfig,
-    certificates: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    hub: tuple[Hub, int],
+    port: int, config: SiloStartConfig, certificates: Path, monkeypatch: pytest.MonkeyPatch, hub: tuple[Hub, int]
 ) -> None:
     """No name service knows the server: only the proxy reaches it."""
     with proxy(to=port, user="anna:sesame") as through:

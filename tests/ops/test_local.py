@@ -19,29 +19,35 @@ CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1000.0}]})
 
 
-def test_a_run_that_ended_well_keeps_its_model_although_somebody_wants_it_resumed(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(b"a week of work")
-    with pytest.raises(ConfigError, match="there is no checkpoint to resume from"):
-        run_local(CONFIG, CLUSTER, tmp_path, resume=True)
-    assert (tmp_path / "model.pt").read_bytes() == b"a week of work"
+WORK = "a week of work"
 
 
-def test_a_run_that_was_cut_off_is_not_begun_anew_without_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "resume", "problem"),
+    [
+        (["model.pt"], True, "there is no checkpoint to resume from"),
+        ([f"{FOLDER}/7.ckpt", "journal.jsonl"], False, "Resume it with --resume {}"),
+    ],
+    ids=["ended well", "cut off"],
+)
+def test_a_run_that_ended_well_is_not_resumed_and_one_that_was_cut_off_not_begun_anew(
+    tmp_path: Path, files: list[str], resume: bool, problem: str
+) -> None:
     (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "7.ckpt").write_bytes(b"")
-    (tmp_path / "journal.jsonl").write_text("a week of work")
-    with pytest.raises(ConfigError, match=f"Resume it with --resume {tmp_path}"):
-        run_local(CONFIG, CLUSTER, tmp_path)
-    assert (tmp_path / "journal.jsonl").read_text() == "a week of work"
+    for name in files:
+        (tmp_path / name).write_text(WORK)
+    with pytest.raises(ConfigError, match=problem.format(tmp_path)):
+        run_local(CONFIG, CLUSTER, tmp_path, resume=resume)
+    assert [(tmp_path / name).read_text() for name in files] == [WORK] * len(files)
 
 
 def test_a_run_that_is_at_work_is_neither_resumed_nor_begun_anew(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").write_text("a week of work")
+    (tmp_path / "journal.jsonl").write_text(WORK)
     with taken(tmp_path / RUN_LOCK):
         for resume in (False, True):
             with pytest.raises(ConfigError, match="a run is at work here"):
                 run_local(CONFIG, CLUSTER, tmp_path, resume=resume)
-    assert (tmp_path / "journal.jsonl").read_text() == "a week of work"
+    assert (tmp_path / "journal.jsonl").read_text() == WORK
 
 
 def test_why_a_run_failed_is_told_by_the_server_s_process(tmp_path: Path) -> None:

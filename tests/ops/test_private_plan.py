@@ -49,13 +49,19 @@ def planned(config: StrategyConfig, machines: ClusterConfig) -> dict[str, float 
     return {each.silo: each.epsilon for each in planned_spending(config, machines)}
 
 
+def as_planned(config: StrategyConfig, machines: ClusterConfig, out: Path) -> dict[str, float]:
+    """What a run spends, which is what its plan says."""
+    found = spent(config, machines, out)
+    assert found == pytest.approx(planned(config, machines), abs=1e-9)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cipher", [[], [SEALED]], ids=["clear", "encrypted"])
 @pytest.mark.parametrize("privacy", [NOISE, SCORED, TARGET], ids=["noise", "scores", "target"])
 def test_a_run_spends_what_its_plan_says(privacy: dict[str, Any], cipher: list[str], tmp_path: Path) -> None:
     """An encrypted run also spends the two steps from which silos estimate the scale of their updates."""
-    config = strategy(tmp_path, privacy, *cipher)
-    assert spent(config, silos(), tmp_path / "run") == pytest.approx(planned(config, silos()), abs=1e-9)
+    as_planned(strategy(tmp_path, privacy, *cipher), silos(), tmp_path / "run")
 
 
 OWNERS = {
@@ -74,15 +80,12 @@ OWNERS = {
     ids=[*OWNERS, "target, rdp", "target, more noise"],
 )
 def test_a_plan_goes_by_what_the_owner_says(budget: dict[str, Any], privacy: dict[str, Any], tmp_path: Path) -> None:
-    config, machines = strategy(tmp_path, privacy, SEALED), silos(**budget)
-    assert spent(config, machines, tmp_path / "run") == pytest.approx(planned(config, machines), abs=1e-9)
+    as_planned(strategy(tmp_path, privacy, SEALED), silos(**budget), tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_budget_below_the_target_is_spent_as_planned(tmp_path: Path) -> None:
-    config, machines = strategy(tmp_path, TARGET, SEALED), silos(epsilon=1.0)
-    found = spent(config, machines, tmp_path / "run")
-    assert found == pytest.approx(planned(config, machines), abs=1e-9)
+    found = as_planned(strategy(tmp_path, TARGET, SEALED), silos(epsilon=1.0), tmp_path / "run")
     assert 0.98 < found["a"] <= 1.0 and 1.96 < found["b"] <= 2.0
 
 

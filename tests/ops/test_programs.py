@@ -50,11 +50,14 @@ def plan(config: SiloStartConfig, folder: Path, **other: object) -> dict[str, Pr
 
 
 @pytest.mark.parametrize("code", ["installed", "shipped"])
-def test_a_silo_proves_who_it_is(code: str, tmp_path: Path) -> None:
+def test_a_silo_proves_who_it_is_unless_it_is_on_trial_without_tls(code: str, tmp_path: Path) -> None:
     node = plan(SILO, tmp_path, code=code)["supernode"]
     command = " ".join(node.command)
     assert "--root-certificates /c/ca.crt --auth-supernode-private-key /k/berlin.node" in command
     assert "--insecure" not in command and node.rejoins
+    trial = plan(PLAIN, tmp_path, code=code)
+    assert "--insecure" in trial["supernode"].command and not trial["supernode"].rejoins
+    assert trial["agent"].environment[KEYS] == "", "keys in the environment are not taken for the silo's"
 
 
 @pytest.mark.parametrize("code", ["installed", "shipped"])
@@ -70,13 +73,6 @@ def test_the_agent_has_the_owners_word_and_stays(code: str, tmp_path: Path) -> N
     assert (owner["hub_hosts"], owner["authority"]) == (["fl.example.org"], "/c/ca.crt")
     named = plan(SILO, tmp_path, code=code, hub_hosts=["hub.example.org"])["agent"]
     assert json.loads(named.environment[ALLOWED])["hub_hosts"] == ["hub.example.org"]
-
-
-@pytest.mark.parametrize("code", ["installed", "shipped"])
-def test_a_trial_without_tls_says_so(code: str, tmp_path: Path) -> None:
-    silo = plan(PLAIN, tmp_path, code=code)
-    assert "--insecure" in silo["supernode"].command and not silo["supernode"].rejoins
-    assert silo["agent"].environment[KEYS] == "", "keys in the environment are not taken for the silo's"
 
 
 def test_a_run_brings_its_client_into_a_room_without_keys(tmp_path: Path) -> None:

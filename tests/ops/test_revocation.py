@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,11 +31,7 @@ def test_a_revocation_that_was_killed_leaves_the_silo_in_no_hub(
 ) -> None:
     """Killed after the SuperLink took the keys back; the next command finds none, and records the revocation."""
     note_registered(Path(config.state), {"rome": "registered"})
-
-    def killed(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(start, "revoke_keys", killed)
+    monkeypatch.setattr(start, "revoke_keys", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         start.revoke_silo(config, "rome")
     assert struck(config) == ["rome"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,6 +65,12 @@ def config(tmp_path: Path) -> ServerStartConfig:
 
 
 @pytest.fixture
+def folder(config: ServerStartConfig, superlink: SuperLink) -> Path:
+    """Of a run that was submitted, and has not begun."""
+    return submit_run(config, STRATEGY)
+
+
+@pytest.fixture
 def keeper(config: ServerStartConfig) -> RunWatchdog:
     return RunWatchdog(Path(config.state), lambda folder: resume_run(config, folder, died=True))
 
@@ -81,7 +88,6 @@ def begin_and_die(folder: Path) -> None:
 
 @contextmanager
 def at_work(folder: Path, first: str = "pass") -> Iterator[subprocess.Popen[str]]:
-    """A server process that lives."""
     code = f"{first}\nimport fcntl, os, pathlib, sys, time; f = open('run.lock', 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n"
     code += "pathlib.Path('server.pid').write_text(str(os.getpid())); print('here', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
@@ -103,8 +109,7 @@ def test_who_only_looks_at_a_lock_does_not_keep_it_from_its_taker(
         assert got
 
 
-def test_what_a_folder_says_of_its_run(config: ServerStartConfig, superlink: SuperLink) -> None:
-    folder = submit_run(config, STRATEGY)
+def test_what_a_folder_says_of_its_run(config: ServerStartConfig, folder: Path) -> None:
     assert folder.parent == Path(config.state).resolve() / "runs"
     assert phase(folder) is Phase.WAITING
     with at_work(folder):
@@ -114,9 +119,9 @@ def test_what_a_folder_says_of_its_run(config: ServerStartConfig, superlink: Sup
     assert phase(folder) is Phase.OVER
 
 
-def test_a_server_process_that_never_came_has_died(config: ServerStartConfig, superlink: SuperLink) -> None:
-    folder = submit_run(config, STRATEGY)
-    submitted_s = (folder / "app").stat().st_mtime - START_S
+@pytest.mark.parametrize("shift_s", [-START_S, 2 * START_S], ids=["never came", "the clock was set back"])
+def test_a_server_process_that_did_not_come_in_time_has_died(shift_s: float, folder: Path) -> None:
+    submitted_s = (folder / "app").stat().st_mtime + shift_s
     os.utime(folder / "app", (submitted_s, submitted_s))
     assert phase(folder) is Phase.DIED
 
@@ -165,43 +170,30 @@ def test_a_target_arrives_at_the_server_s_process(
     assert target_of({key: str(value) for key, value in superlink.runs[0].items()}) == target
 
 
-def test_a_run_that_died_before_its_first_checkpoint_begins_anew(
-    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
-) -> None:
-    begin_and_die(submit_run(config, STRATEGY))
-    keeper.look(0.0)
-    assert [run["resume"] for run in superlink.runs] == ["", ""]
-
-
 @pytest.mark.parametrize("file", [DONE_FILE, ERROR_FILE])
 def test_a_run_that_ended_by_itself_is_left_alone(
-    file: str, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
+    file: str, folder: Path, superlink: SuperLink, keeper: RunWatchdog
 ) -> None:
-    folder = submit_run(config, STRATEGY)
     begin_and_die(folder)
     (folder / file).write_text("{}")
     keeper.look(0.0)
     assert len(superlink.runs) == 1
 
 
-def test_a_run_elsewhere_is_kept_too(
-    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, tmp_path: Path
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew_where_it_was(
+    elsewhere: bool, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, tmp_path: Path
 ) -> None:
-    folder = submit_run(config, STRATEGY, out=tmp_path / "elsewhere")
+    folder = submit_run(config, STRATEGY, out=tmp_path / "elsewhere" if elsewhere else None)
     begin_and_die(folder)
     keeper.look(0.0)
-    assert [run["out"] for run in superlink.runs] == [str(tmp_path / "elsewhere")] * 2
+    assert [(run["out"], run["resume"]) for run in superlink.runs] == [(str(folder), "")] * 2
+    assert not elsewhere or folder == tmp_path / "elsewhere"
 
 
-def test_a_clock_that_was_set_back_keeps_no_run_waiting(config: ServerStartConfig, superlink: SuperLink) -> None:
-    folder = submit_run(config, STRATEGY)
-    later_s = (folder / "app").stat().st_mtime + 2 * START_S
-    os.utime(folder / "app", (later_s, later_s))
-    assert phase(folder) is Phase.DIED
-
-
-def test_an_operator_stops_and_resumes(config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog) -> None:
-    folder = submit_run(config, STRATEGY)
+def test_an_operator_stops_and_resumes(
+    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, folder: Path
+) -> None:
     with at_work(folder) as process:
         with pytest.raises(BusyError, match="the run is at work"):
             resume_run(config, folder)
@@ -223,14 +215,13 @@ def test_an_operator_stops_and_resumes(config: ServerStartConfig, superlink: Sup
 @pytest.mark.parametrize("begun", [False, True], ids=["waits", "died"])
 @pytest.mark.parametrize("down", [False, True], ids=["server there", "server away"])
 def test_a_run_that_does_not_work_is_stopped_too(
-    begun: bool, down: bool, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
+    begun: bool, down: bool, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, folder: Path
 ) -> None:
-    folder = submit_run(config, STRATEGY)
     checkpoint(folder, 2)
     if begun:
         begin_and_die(folder)
     if down:
-        superlink.meanwhile = nobody_there
+        superlink.meanwhile = Mock(side_effect=RunError("flwr stop did not end within 120 s"))
     stop_run(folder)
     assert phase(folder) is Phase.OVER and superlink.ended == ["1"]
     keeper.look(0.0)
@@ -241,12 +232,7 @@ def test_a_run_that_does_not_work_is_stopped_too(
     assert superlink.runs[-1]["resume"] == "yes" and phase(folder) is Phase.WAITING
 
 
-def nobody_there() -> None:
-    raise RunError("flwr stop did not end within 120 s")
-
-
-def test_a_run_that_begins_while_it_is_stopped_ends(config: ServerStartConfig, superlink: SuperLink) -> None:
-    folder = submit_run(config, STRATEGY)
+def test_a_run_that_begins_while_it_is_stopped_ends(superlink: SuperLink, folder: Path) -> None:
     with ExitStack() as stack:
         processes: list[subprocess.Popen[str]] = []
         superlink.meanwhile = lambda: processes.append(stack.enter_context(at_work(folder)))
@@ -255,21 +241,17 @@ def test_a_run_that_begins_while_it_is_stopped_ends(config: ServerStartConfig, s
     assert phase(folder) is Phase.OVER
 
 
-def test_who_does_not_end_when_asked_is_killed(
-    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_end_when_asked_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "_END_S", 0.2)
-    folder = submit_run(config, STRATEGY)
     with at_work(folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)") as process:
         stop_run(folder)
         assert process.wait(timeout=30) == -9
 
 
 def test_while_the_process_of_a_stopped_run_lives_it_is_not_resumed(
-    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+    config: ServerStartConfig, superlink: SuperLink, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_LEAVE_S", 0.1)
-    folder = submit_run(config, STRATEGY)
     with at_work(folder) as process:
         (folder / ERROR_FILE).write_text("{}")
         with pytest.raises(BusyError, match="its server process has not ended"):
@@ -283,9 +265,8 @@ def test_while_the_process_of_a_stopped_run_lives_it_is_not_resumed(
 
 
 def test_a_process_that_is_about_to_end_is_waited_for(
-    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+    config: ServerStartConfig, superlink: SuperLink, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = submit_run(config, STRATEGY)
     (folder / ERROR_FILE).write_text("{}")
     ending = (folder / RUN_LOCK).open("a")
     fcntl.flock(ending, fcntl.LOCK_EX)
@@ -296,10 +277,9 @@ def test_a_process_that_is_about_to_end_is_waited_for(
 
 @pytest.mark.parametrize("failed", [False, True], ids=["died", "failed"])
 def test_operator_and_keeper_do_not_resume_a_run_at_once(
-    failed: bool, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog
+    failed: bool, config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, folder: Path
 ) -> None:
     """The operator resumes a run that ended long ago; the keeper looks while Flower ends what was before."""
-    folder = submit_run(config, STRATEGY)
     begin_and_die(folder)
     if failed:
         (folder / ERROR_FILE).write_text("{}")
@@ -320,9 +300,8 @@ def test_operator_and_keeper_do_not_resume_a_run_at_once(
 
 
 def test_the_keeper_leaves_alone_what_was_stopped_before_it_came_to_it(
-    config: ServerStartConfig, superlink: SuperLink
+    config: ServerStartConfig, superlink: SuperLink, folder: Path
 ) -> None:
-    folder = submit_run(config, STRATEGY)
     begin_and_die(folder)
     assert phase(folder) is Phase.DIED
     stop_run(folder)
@@ -331,36 +310,39 @@ def test_the_keeper_leaves_alone_what_was_stopped_before_it_came_to_it(
     assert len(superlink.runs) == 1
 
 
-@pytest.mark.parametrize("where", ["submit", "record"])
+FULL = ConfigError("run.json", "cannot be written: No space left on device", "Check the disk")
+
+
+@pytest.mark.parametrize(
+    ("full", "ended"),
+    [
+        (("write_bundle", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))), ["1"]),
+        (("write_atomically", Mock(side_effect=FULL)), ["1", "2"]),
+    ],
+    ids=["submit", "record"],
+)
 def test_what_could_not_be_handed_over_has_died_and_nothing_of_it_goes_on(
-    where: str, config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+    full: tuple[str, Mock],
+    ended: list[str],
+    config: ServerStartConfig,
+    superlink: SuperLink,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The disk fills before the run is submitted, or after it, when Flower's number of it cannot be kept."""
-    folder = submit_run(config, STRATEGY)
     begin_and_die(folder)
 
-    def full(*arguments: object) -> str:
-        if where == "submit":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        raise ConfigError("run.json", "cannot be written: No space left on device", "Check the disk")
-
     with monkeypatch.context() as patch:
-        if where == "submit":
-            patch.setattr(runs, "write_bundle", full)
-        else:
-            patch.setattr(runs, "write_atomically", full)
+        patch.setattr(runs, *full)
         with pytest.raises(ConfigError, match="cannot be written: No space left"):
             resume_run(config, folder)
     assert phase(folder) is Phase.DIED
-    assert superlink.ended == {"submit": ["1"], "record": ["1", "2"]}[where]
+    assert superlink.ended == ended
     resume_run(config, folder)
     assert phase(folder) is Phase.WAITING
 
 
-def test_whoever_stops_waits_for_whoever_resumes(
-    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = submit_run(config, STRATEGY)
+def test_whoever_stops_waits_for_whoever_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resuming = (folder / CHANGE_LOCK).open("a")
     fcntl.flock(resuming, fcntl.LOCK_EX)
     monkeypatch.setattr(locks.time, "sleep", lambda seconds: resuming.close())

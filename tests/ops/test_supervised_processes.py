@@ -22,29 +22,30 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_a_log_rotates_and_is_kept_to_its_size(tmp_path: Path) -> None:
-    program = Program("noisy", python("for i in range(3000): print('line', i, '\\x1b[92mgreen\\x1b[0m')"))
-    process = LoggedProcess(program, os.environ, tmp_path, LIMITS)
+def ended(folder: Path, code: str) -> LoggedProcess:
+    """A process that has ended, and whose output is copied."""
+    process = LoggedProcess(Program("noisy", python(code)), os.environ, folder, LIMITS)
     process._process.wait(timeout=60)
     process._pump.join(timeout=60)  # a busy machine copies late
+    return process
+
+
+def test_a_log_rotates_and_is_kept_to_its_size(tmp_path: Path) -> None:
+    process = ended(tmp_path, "for i in range(3000): print('line', i, '\\x1b[92mgreen\\x1b[0m')")
     assert process.last_words().endswith("line 2999 green")
     assert process.poll() == 0
     logs = sorted(tmp_path.iterdir())
     assert [log.name for log in logs] == ["noisy.log", "noisy.log.1", "noisy.log.2"]
-    stamped = [
-        re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ line \d+ green", line)
-        for line in logs[0].read_text().splitlines()
-    ]
-    assert all(stamped), "each line begins with the time, in UTC"
+    line = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ line \d+ green"
+    assert all(re.fullmatch(line, each) for each in logs[0].read_text().splitlines()), (
+        "each begins with the time, in UTC"
+    )
     assert all(0 < log.stat().st_size <= LIMITS.bytes for log in logs)
 
 
 def test_the_reason_of_an_end_is_the_error_before_the_messages_of_the_shutdown(tmp_path: Path) -> None:
     printed = ["INFO:     Started", "ERROR :     the server is away", *["INFO:     Shutting down"] * 5]
-    program = Program("failing", python(f"print('\\n'.join({printed!r}))"))
-    process = LoggedProcess(program, os.environ, tmp_path, LIMITS)
-    process._process.wait(timeout=60)
-    process._pump.join(timeout=60)
+    process = ended(tmp_path, f"print('\\n'.join({printed!r}))")
     assert process.last_words() == "ERROR :     the server is away"
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from typing import Any
+from unittest.mock import Mock
 
 from fedsync.ops.supervisor import HEALTHY_S, Program, Supervisor
 
@@ -86,9 +87,7 @@ def test_a_healthy_run_begins_anew_with_the_shortest_pause() -> None:
 
 
 def test_a_program_that_is_not_there_is_tried_again() -> None:
-    def launch(program: Program) -> Any:
-        raise FileNotFoundError("no such program")
-
+    launch = Mock(side_effect=FileNotFoundError("no such program"))
     supervisor = Supervisor([Program("one", ["1"])], launch, lambda: 0.5, 0.0)
     supervisor.step(0.0)
     assert not supervisor.running

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,22 +37,22 @@ def spec(task: str) -> RunSpec:
     return RunSpec.of(StrategyConfig.load("fedavg", [f"task={task}"]), None, 2)
 
 
-def test_files_of_the_app_go_first(app: Path) -> None:
-    found = OwnerPolicy().checked(spec("{kind: clientapp, app: 'mine.client_app:app'}"), 0).task
-    assert found.folder == str(app)  # type: ignore[union-attr]
-    found = OwnerPolicy().checked(spec("{kind: custom, file: task.py}"), 0).task
-    assert found.file == str(app / "task.py")  # type: ignore[union-attr]
-    assert OwnerPolicy().checked(spec("{kind: custom, file: other.py}"), 0).task.file == "other.py"  # type: ignore[union-attr]
+def test_files_of_the_app_go_first_and_elsewhere_paths_stay_as_they_are(
+    app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(task: str) -> Any:
+        return OwnerPolicy().checked(spec(task), 0).task
+
+    assert found("{kind: clientapp, app: 'mine.client_app:app'}").folder == str(app)
+    assert found("{kind: custom, file: task.py}").file == str(app / "task.py")
+    assert found("{kind: custom, file: other.py}").file == "other.py"
+    monkeypatch.delenv(APP)
+    assert found("{kind: custom, file: task.py}").file == "task.py"
 
 
 def test_an_owners_fence_stays_closed(app: Path, tmp_path: Path) -> None:
     with pytest.raises(OwnerRefusal):
         OwnerPolicy(data=[str(tmp_path / "here")]).checked(spec(f"{{kind: custom, file: {app / 'task.py'}}}"), 0)
-
-
-def test_elsewhere_paths_stay_as_they_are(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(APP)
-    assert OwnerPolicy().checked(spec("{kind: custom, file: task.py}"), 0).task.file == "task.py"  # type: ignore[union-attr]
 
 
 def test_a_process_that_has_no_app_names_none(tmp_path: Path) -> None:

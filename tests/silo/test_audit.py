@@ -1,10 +1,12 @@
 """The audit log of a silo: a line before anything leaves, a chain over all of it, and nothing of the data in it."""
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,7 +17,7 @@ from fedsync.common.errors import SERVER, ConfigError, IntegrityError, OwnerRefu
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.silo.owner.audit import AuditLog, audit_answer
-from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditPlace, AuditReader, file_name, log_files
+from fedsync.silo.owner.audit_chain import AUDIT, AuditBroken, AuditPlace, AuditReader, file_name, log_files
 from fedsync.silo.owner.refusals import code_of, refuse
 from fedsync.silo.protocol import STATE, Collect, Describe, Identity, InProgress, Train, write_reply, write_request
 
@@ -28,6 +30,20 @@ ORDER = WorkOrder("berlin/1", 0, 1, 8, 2, 0.1, seed=1)
 def place(tmp_path: Path) -> AuditPlace:
     tmp_path.chmod(0o700)
     return AuditPlace(str(tmp_path / AUDIT), "fl.example.org:9092")
+
+
+@pytest.fixture
+def small(place: AuditPlace) -> AuditPlace:
+    """Of which three files of a thousand bytes are kept."""
+    return replace(place, bytes=1000, keep=3)
+
+
+def filled(place: AuditPlace, count: int = 40) -> AuditLog:
+    """A log with so many lines, which are numbered."""
+    log = AuditLog(place)
+    for number in range(count):
+        log.add("answered", {"x": number})
+    return log
 
 
 def lines(place: AuditPlace) -> list[dict[str, object]]:
@@ -60,8 +76,6 @@ def test_what_leaves_is_put_down_and_nothing_of_the_data(place: AuditPlace, monk
     assert found[0]["who"] == place.asks and found[0]["run"] == "run-1"
     text = write_reply(InProgress(1, 8)).encode()
     assert found[0]["bytes"] == len(text) + update.nbytes
-    import hashlib
-
     assert found[0]["sent"] == hashlib.sha256(text + update.tobytes()).hexdigest()
     assert [line["code"] for line in found[2:]] == ["internal", "integrity", "config", "owner"]
     assert [bool(line["why"]) for line in found[2:]] == [False, False, False, True]
@@ -92,9 +106,7 @@ def test_each_line_has_the_digest_of_the_line_before(place: AuditPlace) -> None:
 
 @pytest.mark.parametrize("at", [5, 60, 200, -70, -3, -1])
 def test_a_changed_byte_shows_wherever_it_is(place: AuditPlace, at: int) -> None:
-    log = AuditLog(place)
-    for number in range(3):
-        log.add("answered", {"x": number})
+    filled(place, 3)
     path = first_file(place)
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -156,33 +168,26 @@ def test_a_full_disk_is_one_refusal_and_no_half_line(place: AuditPlace, monkeypa
     assert [line["x"] for line in lines(place)] == [1, 2]
 
 
-def test_files_follow_each_other_and_the_oldest_go_by_name(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    place = AuditPlace(str(tmp_path / AUDIT), "", bytes=1000, keep=3)
-    log = AuditLog(place)
-    for number in range(40):
-        log.add("answered", {"x": number})
-    files = log_files(Path(place.folder))
+def test_files_follow_each_other_and_the_oldest_go_by_name(small: AuditPlace) -> None:
+    filled(small)
+    files = log_files(Path(small.folder))
     assert len(files) == 3 and files[0][0] > 1 and all(path.stat().st_size < 2000 for _, path in files)
-    reader = AuditReader(Path(place.folder))
+    reader = AuditReader(Path(small.folder))
     assert [line["x"] for line in reader.lines() if line["kind"] == "answered"][-1] == 39
     assert reader.first > 1
     files[0][1].unlink()  # not by the log itself
     with pytest.raises(AuditBroken, match="no line says that those before were removed"):
-        lines(place)
-    AuditLog(place).add("answered", {"x": 40})
+        lines(small)
+    AuditLog(small).add("answered", {"x": 40})
     files[1][1].unlink()
     with pytest.raises(AuditBroken):
-        lines(place)
+        lines(small)
 
 
-def test_a_reader_goes_on_while_the_oldest_files_go(tmp_path: Path) -> None:
+def test_a_reader_goes_on_while_the_oldest_files_go(small: AuditPlace) -> None:
     """A supervisor that started on a shortened log reads new lines for months, and signs nothing after an error."""
-    tmp_path.chmod(0o700)
-    log = AuditLog(AuditPlace(str(tmp_path / AUDIT), "", bytes=1000, keep=3))
-    for _ in range(40):
-        log.add("answered", {})
-    reader, kinds = AuditReader(tmp_path / AUDIT), list[str]()
+    log = filled(small)
+    reader, kinds = AuditReader(Path(small.folder)), list[str]()
     before = list(reader.lines())
     assert before[0]["n"] == reader.first > 1
     for _ in range(20):
@@ -191,46 +196,18 @@ def test_a_reader_goes_on_while_the_oldest_files_go(tmp_path: Path) -> None:
     assert kinds.count("pruned") > 1 and kinds.count("answered") == 20
 
 
-def test_a_kill_before_the_oldest_files_are_removed_breaks_nothing(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    place = AuditPlace(str(tmp_path / AUDIT), "", bytes=1000, keep=3)
-    log = AuditLog(place)
-
-    def killed(path: Path, missing_ok: bool = False) -> None:
-        raise KeyboardInterrupt
-
-    for _ in range(40):
-        log.add("answered", {})
-    with patch.object(Path, "unlink", killed), pytest.raises(KeyboardInterrupt):
-        for _ in range(40):
-            log.add("answered", {})
-    assert len(log_files(Path(place.folder))) == 4 and lines(place)[-1]["kind"] == "pruned"
+def test_a_kill_before_the_oldest_files_are_removed_breaks_nothing(small: AuditPlace) -> None:
+    filled(small)
+    with patch.object(Path, "unlink", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        filled(small)
+    assert len(log_files(Path(small.folder))) == 4 and lines(small)[-1]["kind"] == "pruned"
 
 
-def test_a_file_in_the_middle_is_missed(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    log = AuditLog(AuditPlace(str(tmp_path / AUDIT), "", bytes=500))
-    for number in range(20):
-        log.add("answered", {"x": number})
-    log_files(tmp_path / AUDIT)[1][1].unlink()
+def test_a_file_in_the_middle_is_missed(place: AuditPlace) -> None:
+    filled(replace(place, bytes=500), 20)
+    log_files(Path(place.folder))[1][1].unlink()
     with pytest.raises(AuditBroken, match="a file between"):
-        list(AuditReader(tmp_path / AUDIT).lines())
-
-
-def test_nothing_leaves_without_a_head_elsewhere_where_the_owner_demands_it(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    for required in (False, True):
-        log = AuditLog(AuditPlace(str(tmp_path / AUDIT), "", required=required))
-        log.add("answered", {})
-        (tmp_path / AUDIT / UNWRITTEN).write_text("")
-        if required:
-            with pytest.raises(ConfigError, match="cannot be written to another machine") as caught:
-                log.add("answered", {})
-            assert code_of(caught.value).name == "DISK"
-        else:
-            log.add("answered", {})
-        (tmp_path / AUDIT / UNWRITTEN).unlink()
-    log.add("answered", {})
+        lines(place)
 
 
 def test_whatever_a_server_says_a_line_is_short(place: AuditPlace) -> None:

@@ -60,36 +60,29 @@ def test_steps_and_processor_time_are_signs_of_life(looks: list[tuple[int, float
     assert signs.still_s == still_s
 
 
-def watched(release: threading.Event, told: list[Hanging], *, waits: bool, unwanted: bool) -> None:
-    with HangWatch("order 'a/3'", lambda: 7, lambda: unwanted, told.append, line_of, waits=waits):
-        release.wait(20.0)
-
-
 @pytest.mark.parametrize(
     ("waits", "unwanted", "found"), [(False, False, True), (True, False, False), (True, True, True)]
 )
 def test_what_may_wait_hangs_only_once_nobody_wants_it(
     waits: bool, unwanted: bool, found: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(liveness, "LOOK_S", 0.01)
-    monkeypatch.setattr(liveness, "PATIENCE_S", 0.04)
-    monkeypatch.setattr(liveness, "UNWANTED_S", 0.02)
+    for name, seconds in {"LOOK_S": 0.01, "PATIENCE_S": 0.04, "UNWANTED_S": 0.02}.items():
+        monkeypatch.setattr(liveness, name, seconds)
     monkeypatch.setattr(liveness, "_group_processor_s", lambda: 1.0)
-    release, told = threading.Event(), list[Hanging]()
-    thread = threading.Thread(target=watched, args=(release, told), kwargs={"waits": waits, "unwanted": unwanted})
-    with caplog.at_level(logging.WARNING):
-        thread.start()
-        end_s = time.monotonic() + (10.0 if found else 0.3)
-        while not told and time.monotonic() < end_s:
-            release.wait(0.01)
-        release.set()
-        thread.join()
-    if not found:
-        assert told == []
-        return
-    place = rf"order 'a/3' hangs, after 7 steps, in {re.escape(__file__)}, line \d+: for 0 s no step ended"
-    assert re.match(place, str(told[0])), told
-    assert "release.wait(20.0)" in caplog.text, "the whole stack is in the silo's log"
+    told, seen = list[Hanging](), threading.Event()
+
+    def hangs(error: Hanging) -> None:
+        told.append(error)
+        seen.set()
+
+    watch = HangWatch("order 'a/3'", lambda: 7, lambda: unwanted, hangs, line_of, waits=waits)
+    with caplog.at_level(logging.WARNING), watch:
+        seen.wait(10.0 if found else 0.3)
+    assert bool(told) is found
+    if found:
+        place = rf"order 'a/3' hangs, after 7 steps, in {re.escape(__file__)}, line \d+: for 0 s no step ended"
+        assert re.match(place, str(told[0])), told
+        assert "seen.wait(" in caplog.text, "the whole stack is in the silo's log"
 
 
 TASK = """

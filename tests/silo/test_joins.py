@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,29 +31,23 @@ def test_a_join_goes_through_the_inbox_once(tmp_path: Path) -> None:
     assert dropped(tmp_path) == {} and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "what", ["no JSON", "another name", "too long", "a link", "a folder", "no join", "other fields"]
-)
+WRONG: dict[str, Callable[[Path, Path], object]] = {
+    "no JSON": lambda file, outside: file.write_bytes(b"\xff\x00"),
+    "another name": lambda file, outside: joined(replace(JOINED, run="other")).save(file),
+    "too long": lambda file, outside: file.write_text(" " * joins.MOST_BYTES + json.dumps({})),
+    "a link": lambda file, outside: file.symlink_to(outside),
+    "a folder": lambda file, outside: file.mkdir(),
+    "no join": lambda file, outside: replace(joined(), join="{}").save(file),
+    "other fields": lambda file, outside: file.write_text(json.dumps({"secret": "x"})),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
 def test_what_is_no_join_goes(what: str, tmp_path: Path) -> None:
-    inbox, file = tmp_path / "inbox", tmp_path / "inbox" / f"{name_of(JOINED)}{JOIN}"
+    inbox, file, outside = tmp_path / "inbox", tmp_path / "inbox" / f"{name_of(JOINED)}{JOIN}", tmp_path / "outside"
     inbox.mkdir()
-    outside = tmp_path / "outside"
     joined().save(outside)
-    match what:
-        case "no JSON":
-            file.write_bytes(b"\xff\x00")
-        case "another name":
-            joined(replace(JOINED, run="other")).save(file)
-        case "too long":
-            file.write_text(" " * joins.MOST_BYTES + json.dumps({}))
-        case "a link":
-            file.symlink_to(outside)
-        case "a folder":
-            file.mkdir()
-        case "no join":
-            replace(joined(), join="{}").save(file)
-        case "other fields":
-            file.write_text(json.dumps({"secret": "x"}))
+    WRONG[what](file, outside)
     assert dropped(inbox) == {}
     old = time.time() - 60
     os.utime(file, (old, old), follow_symlinks=False) if file.is_symlink() or file.exists() else None

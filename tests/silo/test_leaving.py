@@ -9,17 +9,18 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-import fedsync.silo.session.resident_trainer
-import fedsync.silo.session.trainer_client
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import IDENTITY, PASSING, SOCKET, Forward, Identity, MakeRoom, SocketRequest, TrainerState
+from fedsync.silo.session import resident_trainer, trainer_client
 from fedsync.silo.session.resident_trainer import _Server
 from fedsync.silo.session.trainer_client import make_room
 from fedsync.silo.session.trainer_folder import TENURE, FolderLock
@@ -33,7 +34,7 @@ def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypat
         assert request == MakeRoom()
         asked.append(folder.name)
 
-    monkeypatch.setattr(fedsync.silo.session.trainer_client, "_tell", tell)
+    monkeypatch.setattr(trainer_client, "_tell", tell)
     silos = {"mine": (0, "a"), "mine-before": (0, "a"), "others": (1, "b"), "torn": None}
     for folder, silo in silos.items():
         (tmp_path / folder).mkdir()
@@ -50,11 +51,7 @@ class _Ended(BaseException):
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
     """One in this process, which nobody is let in to, and whose trainer has a large answer."""
-
-    def end(code: int) -> None:
-        raise _Ended
-
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", Mock(side_effect=_Ended))
     lock = FolderLock.take(tmp_path)
     assert lock is not None
     server = _Server(tmp_path, lock)
@@ -80,14 +77,20 @@ def test_only_an_idle_trainer_makes_room(
         assert isinstance(server._reply(MakeRoom(), None)[0], TrainerState)
 
 
+def calling(server: _Server, folder: Path) -> Connection:
+    """Somebody who has asked the trainer, which lets in whoever calls."""
+    threading.Thread(target=server._let_in, daemon=True).start()
+    caller = call(folder / SOCKET)
+    assert caller is not None
+    send(caller, Forward("", 0.0))
+    return caller
+
+
 def test_nobody_leaves_while_an_answer_is_on_its_way(
     server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsync.silo.session.resident_trainer, "_IN_MEMORY_BYTES", 2**30)
-    threading.Thread(target=server._let_in, daemon=True).start()
-    caller = call(tmp_path / SOCKET)
-    assert caller is not None
-    send(caller, Forward("", 0.0))
+    monkeypatch.setattr(resident_trainer, "_IN_MEMORY_BYTES", 2**30)
+    caller = calling(server, tmp_path)
     assert caller.poll(10.0), "the header is here, and 16 MB are more than a socket takes"
     server._leave()
     assert receive(caller)[1] is not None
@@ -102,13 +105,9 @@ def test_a_large_answer_is_a_file_that_goes_with_its_map(
     server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The socket carries its name. On a full disk it carries the answer."""
-    threading.Thread(target=server._let_in, daemon=True).start()
 
     def asked() -> tuple[Payload, int]:
-        caller = call(tmp_path / SOCKET)
-        assert caller is not None
-        send(caller, Forward("", 0.0))
-        _, answer = receive(caller)
+        _, answer = receive(calling(server, tmp_path))
         assert answer is not None
         return answer, len([*tmp_path.glob(f"{PASSING}*")])
 
@@ -118,10 +117,7 @@ def test_a_large_answer_is_a_file_that_goes_with_its_map(
     gc.collect()
     assert not [*tmp_path.glob(f"{PASSING}*")]
 
-    def full(part: Path, mode: str) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(Path, "open", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     answer, files = asked()
     assert (answer.size, answer.min(), files) == (16_000_000, 1, 0)
 

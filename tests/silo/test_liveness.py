@@ -1,19 +1,17 @@
 """When a trainer counts as hanging; that it is ended then is in test_resident."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import psutil
 import pytest
 
-import fedsync.silo.session.liveness
 from fedsync.silo.protocol import SOCKET
+from fedsync.silo.session import liveness
 from fedsync.silo.session.liveness import Signs, Trainers, probe
 from fedsync.silo.session.trainer_socket import call
+from tests.silo.holders import holder
 
 # What a probe finds, and the processor time of the process by then: six probes without a sign of life make it hang.
 SILENT = [(False, 1.0)]
@@ -38,45 +36,30 @@ def test_six_probes_without_a_sign_of_life_make_it_hang(probes: list[tuple[bool,
     assert signs.hangs == hangs
 
 
-LISTEN = """
-import pathlib, sys
-from fedsync.silo.session.trainer_socket import listen
-from fedsync.silo.session.trainer_folder import FolderLock
-folder = pathlib.Path(sys.argv[1])
-tenure, listener = FolderLock.take(folder), listen(folder / "trainer.sock")
-print(flush=True)
-input()
-"""
-
-
 @pytest.fixture
-def mute(tmp_path: Path) -> Iterator[psutil.Process]:
+def mute(tmp_path: Path) -> Iterator[int]:
     """A process that has the folder ``tmp_path / "a"`` and listens, but lets nobody in."""
     (tmp_path / "a").mkdir()
-    command = [sys.executable, "-c", LISTEN, str(tmp_path / "a")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield psutil.Process(process.pid)
-        process.kill()
+    with holder(tmp_path / "a", "listens") as pid:
+        yield pid
 
 
 def test_the_health_file_tells_of_a_trainer_that_does_not_answer(
-    mute: psutil.Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mute: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 0.01)
+    monkeypatch.setattr(liveness, "PROBE_S", 0.01)
     (tmp_path / "b").mkdir()  # where nobody is
     trainers = Trainers(tmp_path)
     assert trainers.told() == {"trainers": {}}
     trainers.look()
     first = trainers.told()
-    assert (first["trainers"]["a"]["pid"], first["trainers"]["a"]["state"]) == (mute.pid, "silent")
+    assert (first["trainers"]["a"]["pid"], first["trainers"]["a"]["state"]) == (mute, "silent")
     json.dumps(first)
     trainers.look()
     assert trainers.told() == first, "since the first time"
 
 
-def test_a_probe_does_not_wait_behind_others_that_are_not_let_in(mute: psutil.Process, tmp_path: Path) -> None:
+def test_a_probe_does_not_wait_behind_others_that_are_not_let_in(mute: int, tmp_path: Path) -> None:
     waiting: list[Connection | None] = []
     with pytest.raises(BlockingIOError):
         while len(waiting) < 10_000:

@@ -4,11 +4,11 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -63,6 +63,11 @@ def locked(ring: Ring) -> bool:
     return False
 
 
+def fail(ring: Ring, times: int = LIMIT) -> None:
+    for number in range(times):
+        Lockout(ring).count(f"forgery {number}")
+
+
 def test_the_third_failure_locks_every_process_of_the_silo(ring: Ring) -> None:
     one, other = Lockout(ring), Lockout(ring)
     for number in range(LIMIT):
@@ -76,6 +81,7 @@ def test_the_third_failure_locks_every_process_of_the_silo(ring: Ring) -> None:
 
 def test_the_owner_sees_what_happened_and_counting_begins_anew(ring: Ring) -> None:
     lockout = Lockout(ring)
+    assert {stat.S_IMODE((folder(ring) / name).stat().st_mode) for name in (COUNT, MARKER)} == {0o600}
     for number in range(LIMIT + 2):
         lockout.count(f"forgery {number} {'x' * 5000}")
     assert (folder(ring) / COUNT).stat().st_size < 5000
@@ -83,11 +89,6 @@ def test_the_owner_sees_what_happened_and_counting_begins_anew(ring: Ring) -> No
     assert happened is not None and [each.reason[:9] for each in happened] == ["forgery 2", "forgery 3", "forgery 4"]
     lockout.check()
     assert Lockout(ring).unlock() == ()
-
-
-def test_the_count_is_the_owner_s_alone(ring: Ring) -> None:
-    Lockout(ring)
-    assert {stat.S_IMODE((folder(ring) / name).stat().st_mode) for name in (COUNT, MARKER)} == {0o600}
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b'{"epoch":1,"group":"00"', b"\xff" * 70_000])
@@ -107,15 +108,13 @@ def test_a_count_that_is_gone_or_damaged_counts_as_locked(ring: Ring, content: b
 
 
 def test_a_count_without_its_marker_is_a_count(ring: Ring) -> None:
-    for number in range(LIMIT):
-        Lockout(ring).count(str(number))
+    fail(ring)
     (folder(ring) / MARKER).unlink()  # as a crash between the two leaves it
     assert locked(ring) and (folder(ring) / MARKER).exists()
 
 
 def test_an_epoch_later_the_count_begins_anew_and_never_goes_back(ring: Ring) -> None:
-    for number in range(LIMIT):
-        Lockout(ring).count(str(number))
+    fail(ring)
     later = replace(ring, group=replace(ring.group, epoch=2))
     assert locked(ring) and not locked(later)
     Lockout(later).count("in epoch 2")
@@ -125,12 +124,9 @@ def test_an_epoch_later_the_count_begins_anew_and_never_goes_back(ring: Ring) ->
 
 def test_what_cannot_be_counted_locks_until_it_can(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     lockout = Lockout(ring)
-
-    def full(path: Path, data: bytes) -> None:
-        raise ConfigError(str(path), "cannot be written: No space left on device", "Make room")
-
+    full = ConfigError("count", "cannot be written: No space left on device", "Make room")
     with monkeypatch.context() as patch:
-        patch.setattr("fedsync.silo.owner.lockout.write_private", full)
+        patch.setattr("fedsync.silo.owner.lockout.write_private", Mock(side_effect=full))
         for _ in range(2):
             with pytest.raises(SiloLocked, match="could not be counted"):
                 lockout.count("forged")
@@ -166,12 +162,14 @@ EVERYTHING: list[Request] = [
 
 
 @pytest.fixture
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
+def keys(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> Ring:
     """Of a real silo, by its environment."""
-    made = emulated_keys(["a", "b"], tmp_path / "keys", 1, some_context)
-    monkeypatch.setenv(KEYS, str(made.silos["a"]))
+    monkeypatch.setenv(KEYS, str(folder(ring)))
     monkeypatch.setenv(ALLOWED, "{}")
-    return open_ring(made.silos["a"])
+    return ring
+
+
+FORGED = np.frombuffer(b"forged" * 100, np.uint8)
 
 
 def service(run: str) -> TrainerService:
@@ -182,12 +180,11 @@ def service(run: str) -> TrainerService:
 
 def test_after_three_forgeries_a_silo_answers_nothing_in_any_run(keys: Ring) -> None:
     one, other = service("one"), service("two")
-    forged = np.frombuffer(b"forged" * 100, np.uint8)
-    answers = [exchange(each.ask, EvaluateModel(0), forged) for each in (one, other, one)]
+    answers = [exchange(each.ask, EvaluateModel(0), FORGED) for each in (one, other, one)]
     assert answers == [(Refused(Refusal.INTEGRITY), None)] * LIMIT
     for running in (one, other):
         for request in EVERYTHING:
-            assert exchange(running.ask, request, forged) == (Refused(Refusal.LOCKED), None)
+            assert exchange(running.ask, request, FORGED) == (Refused(Refusal.LOCKED), None)
     with pytest.raises(SiloLocked):
         service("three")
     Lockout(keys).unlock()
@@ -202,10 +199,7 @@ def test_after_three_forgeries_a_silo_answers_nothing_in_any_run(keys: Ring) -> 
 def test_what_trains_here_and_fails_forges_nothing(
     keys: Ring, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fails(self: GuardedTrainer) -> Vector:
-        raise error
-
-    monkeypatch.setattr(GuardedTrainer, "initial_model", fails)
+    monkeypatch.setattr(GuardedTrainer, "initial_model", Mock(side_effect=error))
     session = service("one")._session
     for _ in range(LIMIT):
         with pytest.raises(type(error)), session._counted():
@@ -219,7 +213,7 @@ def test_an_emulated_silo_leaves_no_lock_behind(keys: Ring, monkeypatch: pytest.
     monkeypatch.delenv(ALLOWED)
     running = service("one")
     for _ in range(LIMIT):
-        exchange(running.ask, EvaluateModel(0), np.frombuffer(b"forged" * 100, np.uint8))
+        exchange(running.ask, EvaluateModel(0), FORGED)
     assert isinstance(exchange(running.ask, Describe())[0], Refused)
     assert isinstance(exchange(service("one").ask, Describe())[0], Hello)
     assert not (folder(keys) / COUNT).exists()
@@ -245,11 +239,8 @@ def test_many_trainers_that_are_asked_at_once_give_three_answers(keys: Ring, mon
 def test_what_a_silo_spoiled_is_the_same_word_and_does_not_count(keys: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one silo that lies would lock all others."""
 
-    def spoiled(self: EncryptedReplica, payload: Payload, version: int) -> Vector:
-        raise SpoiledSum(SERVER, "clipping", "a value of 3000")
-
-    running = service("one")
-    monkeypatch.setattr(EncryptedReplica, "receive", spoiled)
+    running, spoiled = service("one"), SpoiledSum(SERVER, "clipping", "a value of 3000")
+    monkeypatch.setattr(EncryptedReplica, "receive", Mock(side_effect=spoiled))
     for _ in range(LIMIT + 1):
         answer = exchange(running.ask, EvaluateModel(0), np.zeros(8, np.uint8))
         assert answer == (Refused(Refusal.INTEGRITY), None)

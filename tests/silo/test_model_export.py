@@ -4,16 +4,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fedsync.cipher.silo.history import History, LinkRecords
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
-from fedsync.cli import app
 from fedsync.common.errors import ConfigError, FedSyncError, OwnerRefusal, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
@@ -29,6 +28,7 @@ from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import COPY, Identity
 from fedsync.silo.session.service import TrainerService
 from fedsync.silo.session.session import SiloSession
+from tests.commands.call import call
 from tests.flower.grid import DirectGrid, connect, silos_in_this_process, trainers
 
 QUICK = ["local.steps=1", "local.batch_size=8", "stop.rounds=2", "cipher={kind: pad}"]
@@ -120,10 +120,7 @@ def keep(file: Path, run: str, at_s: float, version: int = 1, silo: str = "berli
 
 
 def export(file: Path, out: Path, *more: str) -> str:
-    result = CliRunner().invoke(app, ["silo", "export", "--silo", str(file), "--out", str(out), *more])
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+    return call("silo", "export", "--silo", file, "--out", out, *more)
 
 
 def model_in(out: Path, name: str = "model.pt") -> np.ndarray:
@@ -198,15 +195,6 @@ def test_all_silos_write_the_same_best_model_and_say_which_version_it_is(
 
 
 @pytest.mark.slow
-def test_of_a_run_without_a_best_model_none_of_another_stays(file: Path, tmp_path: Path) -> None:
-    keep(file, "run", at_s=1e9)
-    for name in ("best.pt", "best.json"):
-        (tmp_path / name).write_text("{}")
-    assert "best.pt" not in export(file, tmp_path)
-    assert not [*tmp_path.glob("best.*")]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_private_parts_are_written_as_they_were_trained(
     kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -236,10 +224,14 @@ def test_the_newest_run_is_meant_however_short(file: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_of_one_runs_trainers_the_one_that_got_furthest_counts(file: Path, tmp_path: Path) -> None:
+    """And no best model of another run stays where the run has none."""
     keep(file, "run", at_s=1e9, version=7)
     keep(file, "run", at_s=1e9 + 1, version=5, silo="before-it-was-renamed")
-
-    assert export(file, tmp_path).split(": ")[1] == "version 7 of run run (2001-09-09 01:46 UTC)\n"
+    for name in ("best.pt", "best.json"):
+        (tmp_path / name).write_text("{}")
+    said = export(file, tmp_path)
+    assert said.split(": ")[1] == "version 7 of run run (2001-09-09 01:46 UTC)\n" and "best.pt" not in said
+    assert not [*tmp_path.glob("best.*")]
 
 
 @pytest.mark.slow
@@ -282,12 +274,9 @@ def test_code_that_changed_since_the_approval_is_not_run_by_the_owner_either(
     identity = Identity.load(keep(file, "run", at_s=1e9).parent)
     file.write_text(file.read_text().replace("emulate:", "approve: ask, emulate:"))
 
-    def carried_out() -> None:
-        more = ["silo", "export", "--out", str(tmp_path / "out")] if command == "export" else ["evaluate"]
-        result = CliRunner().invoke(app, [*more, "--silo", str(file)])
-        if result.exception is not None:
-            raise result.exception
-
+    carried_out = (
+        partial(export, file, tmp_path / "out") if command == "export" else partial(call, "evaluate", "--silo", file)
+    )
     with pytest.raises(AwaitsApproval):
         carried_out()
     config = SiloStartConfig.load(file)
@@ -302,19 +291,17 @@ def test_code_that_changed_since_the_approval_is_not_run_by_the_owner_either(
 
 
 def test_a_silo_without_a_model_says_why(file: Path, tmp_path: Path) -> None:
+    """None of that run, or none of any."""
     with pytest.raises(ConfigError, match=r"no encrypted run has left a model in .*the server has model\.pt"):
         export(file, tmp_path / "out")
     keep(file, "in-the-clear", at_s=1e9).unlink()
     with pytest.raises(ConfigError, match="no encrypted run has left a model"):
         export(file, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_run_that_is_not_there_is_named_with_those_that_are(file: Path, tmp_path: Path) -> None:
     keep(file, "one", at_s=1e9)
     keep(file, "two", at_s=1e9 + 60)
     with pytest.raises(ConfigError, match=r"there is no model of run 'three'\. Choose one of: two .*, one "):
-        export(file, tmp_path, "--run", "three")
+        export(file, tmp_path / "out", "--run", "three")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_task_that_the_owner_does_not_allow_is_not_run(file: Path, tmp_path: Path) -> None:

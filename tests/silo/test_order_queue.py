@@ -49,6 +49,12 @@ class Silo:
     def enter(self, asked: WorkOrder) -> OrderJob:
         return self.queue.enter(asked, MODEL, lambda again: self.accepted.append(asked.update_id))
 
+    def at_work(self, name: str) -> OrderJob:
+        """An order that has begun."""
+        job = self.enter(order(name))
+        assert self.begins(name)
+        return job
+
     def step(self, steps: int) -> None:
         self._steps.release(steps)
 
@@ -72,13 +78,15 @@ def silo() -> Iterator[Silo]:
     made.queue.wait()
 
 
-def test_a_queued_order_begins_when_the_one_before_is_trained_and_both_answers_are_there(silo: Silo) -> None:
-    first, second = silo.enter(order("a")), silo.enter(order("b", behind="a"))
-    assert silo.begins("a")
+@pytest.mark.parametrize("halted", [False, True], ids=["whole", "halted"])
+def test_a_queued_order_begins_when_the_one_before_is_over_and_both_answers_are_there(silo: Silo, halted: bool) -> None:
+    first, second = silo.at_work("a"), silo.enter(order("b", behind="a"))
     assert second.reply(0) == (InProgress(0, 0), None), "it is there, and asked for it says so"
     assert silo.enter(order("b", behind="a")) is second and silo.accepted == ["a", "b"], "asked again it is the same"
-    silo.step(9)
-    assert silo.begins("a", "b") and silo.steps_of(first) == 9
+    if halted:
+        first.halt.set()
+    silo.step(1 if halted else 9)
+    assert silo.begins("a", "b") and silo.steps_of(first) == (1 if halted else 9)
     silo.step(9)
     assert silo.steps_of(second) == 9 and silo.queue.find("a") is first
     silo.enter(order("c", behind="b"))
@@ -86,8 +94,7 @@ def test_a_queued_order_begins_when_the_one_before_is_trained_and_both_answers_a
 
 
 def test_what_was_given_up_ends_and_what_was_queued_behind_it_never_begins(silo: Silo) -> None:
-    first, second = silo.enter(order("a")), silo.enter(order("b", behind="a"))
-    assert silo.begins("a")
+    first, second = silo.at_work("a"), silo.enter(order("b", behind="a"))
     other = silo.enter(order("c"))
     silo.step(1)
     assert silo.begins("a", "c") and silo.steps_of(first) == 1
@@ -106,28 +113,22 @@ def test_an_order_that_is_overtaken_by_the_one_behind_it_is_trained_after_that(s
     assert silo.begins("b", "a") and (silo.steps_of(late_first), silo.steps_of(overtaken)) == (9, 9)
 
 
-@pytest.mark.parametrize("third", [order("x", behind="a"), order("c", behind="b")])
-def test_a_silo_has_two_orders_at_most(silo: Silo, third: WorkOrder) -> None:
-    """One in work and one queued; what goes beyond that gives something up, or is refused and changes nothing."""
-    silo.enter(order("a"))
+def test_a_silo_has_two_orders_at_most(silo: Silo) -> None:
+    """One in work and one queued; what goes beyond that is refused and changes nothing, or gives something up."""
+    silo.at_work("a")
     second = silo.enter(order("b", behind="a"))
-    assert silo.begins("a")
-    if third.behind == "a":
-        with pytest.raises(ProtocolError, match="'x' would be the third"):
-            silo.enter(third)
-        assert silo.accepted == ["a", "b"] and silo.queue.find("b") is second
-    else:
-        # The server has the first, or has given it up.
-        silo.enter(third)
-        silo.step(1)
-        assert silo.begins("a", "b")
-        silo.step(9)
-        assert silo.begins("a", "b", third.update_id)
+    with pytest.raises(ProtocolError, match="'x' would be the third"):
+        silo.enter(order("x", behind="a"))
+    assert silo.accepted == ["a", "b"] and silo.queue.find("b") is second
+    silo.enter(order("c", behind="b"))  # the server has the first, or has given it up
+    silo.step(1)
+    assert silo.begins("a", "b")
+    silo.step(9)
+    assert silo.begins("a", "b", "c")
 
 
 def test_what_its_owner_does_not_take_is_not_queued_and_ends_nothing(silo: Silo) -> None:
-    first = silo.enter(order("a"))
-    assert silo.begins("a")
+    first = silo.at_work("a")
 
     def refuses(again: bool) -> None:
         raise ProtocolError("owner", "limit", "an order too many")
@@ -147,16 +148,6 @@ def test_an_order_cannot_have_one_before_it_and_another_behind(silo: Silo) -> No
         silo.enter(order("a", behind="c"))
 
 
-def test_a_halt_ends_the_order_in_work_and_the_queued_one_begins(silo: Silo) -> None:
-    first, second = silo.enter(order("a")), silo.enter(order("b", behind="a"))
-    assert silo.begins("a")
-    first.halt.set()
-    silo.step(1)
-    assert silo.begins("a", "b") and silo.steps_of(first) == 1
-    silo.step(9)
-    assert silo.steps_of(second) == 9
-
-
 def test_an_order_that_fails_or_is_refused_lets_the_one_behind_it_begin_and_comes_again(silo: Silo) -> None:
     silo.fails = {"a": OtherVersion(3, 4), "b": RuntimeError("out of memory")}
     refused, failing = silo.enter(order("a")), silo.enter(order("b", behind="a"))
@@ -171,31 +162,22 @@ def test_an_order_that_fails_or_is_refused_lets_the_one_behind_it_begin_and_come
 
 
 def test_an_order_of_the_same_name_that_says_something_else_is_another(silo: Silo) -> None:
-    before = silo.enter(order("a"))
-    assert silo.begins("a")
+    before = silo.at_work("a")
     after = silo.enter(order("a", seed=2))
     silo.step(1)
     assert silo.steps_of(before) == 1 and silo.queue.find("a") is after
 
 
-def test_what_hangs_fails_and_what_waits_for_it_is_to_be_sent_again(silo: Silo) -> None:
-    stuck = silo.enter(order("a/1"))
-    assert silo.begins("a/1")
-    behind = silo.enter(order("a/2", behind="a/1"))
+@pytest.mark.parametrize("queued", [False, True], ids=["given up", "queued behind"])
+def test_what_hangs_fails_and_what_waits_for_it_is_to_be_sent_again(silo: Silo, queued: bool) -> None:
+    stuck = silo.at_work("a/1")
+    other = silo.enter(order("a/2", behind="a/1" if queued else ""))
+    assert stuck.given_up is not queued
     silo.queue.hang(stuck, Hanging("it waits"), holds=7)
-    with pytest.raises(Hanging, match="it waits"):
-        stuck.reply(0.0)
-    assert behind.reply(0.0) == (VersionMismatch(7), None)
-    assert not silo.queue.busy
-    silo.step(9)
-    with pytest.raises(Hanging):
-        stuck.reply(0.1)  # whatever still comes of it
-
-
-def test_what_hangs_that_was_given_up_leaves_the_next_one_to_be_sent_again(silo: Silo) -> None:
-    stuck = silo.enter(order("a/1"))
-    assert silo.begins("a/1")
-    following = silo.enter(order("a/2"))
-    assert stuck.given_up
-    silo.queue.hang(stuck, Hanging("it waits"), holds=7)
-    assert following.reply(0.0) == (VersionMismatch(7), None)
+    assert other.reply(0.0) == (VersionMismatch(7), None)
+    if queued:
+        assert not silo.queue.busy
+        silo.step(9)
+        for wait_s in (0.0, 0.1):  # whatever still comes of it
+            with pytest.raises(Hanging, match="it waits"):
+                stuck.reply(wait_s)

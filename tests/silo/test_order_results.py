@@ -1,8 +1,10 @@
 """The last order that a silo finished, on disk."""
 
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,77 +21,78 @@ REPORT = WorkReport(
 )
 
 
-@pytest.mark.parametrize("update", [np.array([1.5, -2], dtype=np.float32), np.array([7, 10, 255], dtype=np.uint8)])
-def test_what_is_loaded_is_what_was_saved(tmp_path: Path, update: np.ndarray) -> None:
-    file = tmp_path / "answer.bin"
-    done = LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12))
-    done.save(file)
-    found = LastOrder.load(file)
-    assert found is not None
-    assert (found.order, found.answer.report, found.cursor) == (ORDER, REPORT, Cursor(1, 12))
-    np.testing.assert_array_equal(found.answer.update, update)
-    assert found.answer.update.dtype == update.dtype
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data + b"x"])
-def test_what_is_not_whole_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object) -> None:
-    file = tmp_path / "answer.bin"
-    assert LastOrder.load(file) is None
-    assert not caplog.text, "a silo that never worked has no file"
-    LastOrder(ORDER, Completed(REPORT, np.zeros(3, dtype=np.float32)), Cursor(0, 5)).save(file)
-    file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]  # a function of the list above
-    assert LastOrder.load(file) is None
-    assert "answer.bin is corrupt" in caplog.text
+def saved(file: Path, update: np.ndarray, cursor: Cursor | None = None, **beside: np.ndarray) -> LastOrder:
+    return LastOrder(ORDER, Completed(REPORT, update), cursor or Cursor(1, 12), beside).save(file)
 
 
 @pytest.mark.parametrize("private", [b"", b"kept"])
-def test_what_the_next_update_makes_up_for_is_saved_with_the_order(tmp_path: Path, private: bytes) -> None:
+@pytest.mark.parametrize("update", [np.array([1.5, -2], dtype=np.float32), np.array([7, 10, 255], dtype=np.uint8)])
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path, update: np.ndarray, private: bytes) -> None:
+    """Also what the next update makes up for."""
     file, owed = tmp_path / "answer.bin", np.array([0.25, -3, 1e-9], dtype=np.float32)
-    update = np.array([7, 10, 255], dtype=np.uint8)
-    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12, private=private), {"owed": owed}).save(file)
+    cursor = Cursor(1, 12, private=private)
+    saved(file, update, cursor, owed=owed)
     found = LastOrder.load(file)
     assert found is not None
-    np.testing.assert_array_equal(found.beside["owed"], owed)
+    assert (found.order, found.answer.report, found.cursor) == (ORDER, REPORT, cursor)
     np.testing.assert_array_equal(found.answer.update, update)
-    assert found.cursor.private == private
-    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12)).save(file)
+    assert found.answer.update.dtype == update.dtype
+    np.testing.assert_array_equal(found.beside["owed"], owed)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    saved(file, update)
     again = LastOrder.load(file)
     assert again is not None and not again.beside
 
 
-@pytest.mark.parametrize("place", [0, 40, 1500, -1], ids=["digest", "line", "update", "private"])
-def test_one_byte_that_changed_is_noticed(tmp_path: Path, place: int) -> None:
-    file = tmp_path / "answer.bin"
-    LastOrder(ORDER, Completed(REPORT, np.arange(500, dtype=np.float32)), Cursor(0, 5, private=b"head")).save(file)
-    data = bytearray(file.read_bytes())
+def flipped(data: bytes, place: int) -> bytes:
     assert len(data) > 2000 > 1500 > data.index(b"\n")
-    data[place] ^= 1
-    file.write_bytes(data)
+    changed = bytearray(data)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "short": lambda data: data[:-1],
+    "empty": lambda data: b"",
+    "long": lambda data: data + b"x",
+    "digest": lambda data: flipped(data, 0),
+    "line": lambda data: flipped(data, 40),
+    "update": lambda data: flipped(data, 1500),
+    "private": lambda data: flipped(data, -1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_damaged_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str) -> None:
+    file = tmp_path / "answer.bin"
     assert LastOrder.load(file) is None
+    assert not caplog.text, "a silo that never worked has no file"
+    saved(file, np.arange(500, dtype=np.float32), Cursor(0, 5, private=b"head"))
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    assert LastOrder.load(file) is None
+    assert "answer.bin is corrupt" in caplog.text
 
 
 def test_where_the_update_lies_is_known_so_that_it_can_be_sent_from_there(tmp_path: Path) -> None:
     file, update = tmp_path / "answer.bin", np.arange(500, dtype=np.float32)
-    unsaved = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5, private=b"head"))
-    saved = unsaved.save(file)
-    for each in (saved, LastOrder.load(file)):
+    first = saved(file, update, Cursor(0, 5, private=b"head"))
+    for each in (first, LastOrder.load(file)):
         assert each is not None
         at = file_part(each.answer.update)
         assert at is not None
         assert (at.path, at.offset % 64, at.nbytes) == (file, 0, update.nbytes)
         assert file.read_bytes()[at.offset : at.offset + at.nbytes] == update.tobytes()
         assert each.cursor.private == b"head"
-    LastOrder(ORDER, Completed(REPORT, update + 1), Cursor(0, 5)).save(file)
-    np.testing.assert_array_equal(saved.answer.update, update)  # whoever has it goes on with the file that was
+    saved(file, update + 1)
+    np.testing.assert_array_equal(first.answer.update, update)  # whoever has it goes on with the file that was
 
 
 def test_an_update_is_written_without_a_copy_of_it(tmp_path: Path) -> None:
     update = np.zeros(2**20, dtype=np.float32)
     with traced() as taken:
-        saved = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5)).save(tmp_path / "answer.bin")
+        last = saved(tmp_path / "answer.bin", update)
         del update
-    assert taken.peak < saved.answer.update.nbytes / 10
+    assert taken.peak < last.answer.update.nbytes / 10
 
 
 def done(name: str, behind: str = "") -> LastOrder:
@@ -130,23 +133,18 @@ def test_a_trainer_that_dies_as_it_writes_has_what_it_had(tmp_path: Path, monkey
         orders.add(done("a"))
         orders.add(done("b", behind="a"))
         with monkeypatch.context() as dying:
-            dying.setattr(LastOrder, "save", dies)
+            dying.setattr(LastOrder, "save", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 orders.add(following)
         assert kept(folder)[-1] == "b"
         assert LastOrders(folder).add(following).number == 2
 
 
-def dies(last: LastOrder, path: Path) -> LastOrder:
-    raise KeyboardInterrupt
-
-
 def test_a_vector_that_is_the_update_is_written_once(tmp_path: Path) -> None:
-    update = np.arange(500, dtype=np.float32)
-    last = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5), {"own": update, "owed": update + 1})
-    last.save(tmp_path / "answer.bin")
-    found = LastOrder.load(tmp_path / "answer.bin")
+    file, update = tmp_path / "answer.bin", np.arange(500, dtype=np.float32)
+    saved(file, update, own=update, owed=update + 1)
+    found = LastOrder.load(file)
     assert found is not None
     np.testing.assert_array_equal(found.beside["own"], update)
     np.testing.assert_array_equal(found.beside["owed"], update + 1)
-    assert (tmp_path / "answer.bin").stat().st_size < 2.7 * update.nbytes
+    assert file.stat().st_size < 2.7 * update.nbytes

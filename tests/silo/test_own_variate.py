@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedsync.silo.session import order_results
 from fedsync.silo.session.own_variate import VARIATE, StepControl
 from fedsync.silo.session.session import SiloSession
 
+FULL = ConfigError("answer.bin", "the disk is full", "Make room")
 RATE, ETA = 0.8, 0.1
 SAMPLES = (8, 24, 16)
 CURVED = np.array([[4.0, 0.5, 1.0, 2.0], [0.5, 3.0, 1.0, 1.0], [1.0, 1.0, 5.0, 0.25]])
@@ -219,16 +221,12 @@ def test_an_order_that_was_not_saved_is_done_again_with_the_same_bits(
     expected = calm.train(calm.order("a", 9)).update
     order = shaken.order("a", 9)
     with monkeypatch.context() as full, pytest.raises(ConfigError, match="full"):
-        full.setattr(order_results.LastOrder, "save", _full_disk)
+        full.setattr(order_results.LastOrder, "save", Mock(side_effect=FULL))
         shaken.train(order)
     shaken.restart("a")
     np.testing.assert_array_equal(shaken.train(order).update, expected)
     shaken.restart("a")
     np.testing.assert_array_equal(shaken.train(order).update, expected)
-
-
-def _full_disk(*_: object) -> None:
-    raise ConfigError("answer.bin", "the disk is full", "Make room")
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "bit", "head"])

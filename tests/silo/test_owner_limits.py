@@ -16,7 +16,7 @@ from fedsync.config.sections.presence import PresenceConfig
 from fedsync.config.silo_start import LimitsConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, Presence, Split, WorkOrder, WorkReport
-from fedsync.model.layout import as_vector
+from fedsync.model.layout import Vector, as_vector
 from fedsync.model.transfer import OtherVersion, VersionMismatch
 from fedsync.silo.owner import owner_policy
 from fedsync.silo.owner.key_lookup import KEYS
@@ -108,10 +108,16 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerService:
     return TrainerService(Identity(SPEC.dump(), 0, "a"))
 
 
-def test_a_trainer_holds_to_the_limits(service: TrainerService) -> None:
+@pytest.fixture
+def vector(service: TrainerService) -> Vector:
     reply, model = exchange(service.ask, AskModel())
     assert isinstance(reply, InitialModel) and model is not None
-    vector = as_vector(model, reply.layout, "a")
+    return as_vector(model, reply.layout, "a")
+
+
+def test_a_trainer_holds_to_the_limits(service: TrainerService, vector: Vector) -> None:
+    hello, _ = exchange(service.ask, Describe())
+    assert isinstance(hello, Hello) and (hello.facts.least_batch, hello.facts.least_samples) == (1, 12)
 
     def code(asked: WorkOrder) -> Refusal | None:
         answer, _ = exchange(service.ask, Train(asked), vector)
@@ -125,7 +131,7 @@ def test_a_trainer_holds_to_the_limits(service: TrainerService) -> None:
 
 
 def test_what_begins_again_with_another_payload_counts_once(
-    service: TrainerService, monkeypatch: pytest.MonkeyPatch
+    service: TrainerService, vector: Vector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first payload continued a version that the silo does not hold; of the evaluations, one an hour is allowed."""
     receive, refusing = SiloSession.receive, [True]
@@ -137,9 +143,6 @@ def test_what_begins_again_with_another_payload_counts_once(
         return receive(self, *arguments)
 
     monkeypatch.setattr(SiloSession, "receive", other)
-    reply, model = exchange(service.ask, AskModel())
-    assert isinstance(reply, InitialModel) and model is not None
-    vector = as_vector(model, reply.layout, "a")
 
     def codes(request: Request) -> list[object]:
         found = [exchange(service.ask, request, vector)[0] for _ in range(2)]
@@ -152,18 +155,10 @@ def test_what_begins_again_with_another_payload_counts_once(
     assert codes(EvaluateModel(0, Split.TEST)) == [Refusal.LIMIT, Refusal.LIMIT]
 
 
-def test_a_trainer_says_what_its_owner_demands_of_an_order(service: TrainerService) -> None:
-    hello, _ = exchange(service.ask, Describe())
-    assert isinstance(hello, Hello) and (hello.facts.least_batch, hello.facts.least_samples) == (1, 12)
-
-
 def test_a_trainer_says_how_long_its_silo_is_there(
-    service: TrainerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: TrainerService, vector: Vector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Durations: a window from 22:00 to 06:00, at 05:00 and at 07:00. Other silos say nothing of it."""
-    reply, model = exchange(service.ask, AskModel())
-    assert isinstance(reply, InitialModel) and model is not None
-    vector = as_vector(model, reply.layout, "a")
     hello, _ = exchange(service.ask, Describe())
     assert isinstance(hello, Hello) and hello.facts.presence is None
     window = PresenceConfig(begin="22:00", until="06:00", zone="UTC")
@@ -181,17 +176,17 @@ def test_a_trainer_says_how_long_its_silo_is_there(
     assert refused == Refused(Refusal.AWAY, refused.text if isinstance(refused, Refused) else "", 15 * 3600.0)
 
 
-def test_an_order_that_is_halted_goes_on_until_enough_samples_are_in_it(service: TrainerService) -> None:
-    reply, model = exchange(service.ask, AskModel())
-    assert isinstance(reply, InitialModel) and model is not None
-    exchange(service.ask, Train(order(1, batch_size=4, max_steps=10**6), 0.0), as_vector(model, reply.layout, "a"))
+def test_an_order_that_is_halted_goes_on_until_enough_samples_are_in_it(
+    service: TrainerService, vector: Vector
+) -> None:
+    exchange(service.ask, Train(order(1, batch_size=4, max_steps=10**6), 0.0), vector)
     report, _ = exchange(service.ask, Collect("a/1", None, halt=True))
     assert report.samples >= 12  # type: ignore[union-attr]
     assert np.isfinite(report.loss)  # type: ignore[union-attr]
 
 
 def test_an_order_that_only_scores_ends_with_the_samples_that_the_owner_demands_and_changes_nothing(
-    service: TrainerService, monkeypatch: pytest.MonkeyPatch
+    service: TrainerService, vector: Vector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Trainer.run
 
@@ -201,9 +196,7 @@ def test_an_order_that_only_scores_ends_with_the_samples_that_the_owner_demands_
         return replace(outcome, update=outcome.update + np.float32(1))
 
     monkeypatch.setattr(Trainer, "run", drifting)
-    reply, model = exchange(service.ask, AskModel())
-    assert isinstance(reply, InitialModel) and model is not None
     asked = replace(order(1, batch_size=4, max_steps=10**6, evaluate=True), learning_rate=0.0)
-    report, update = exchange(service.ask, Train(asked), as_vector(model, reply.layout, "a"))
+    report, update = exchange(service.ask, Train(asked), vector)
     assert report.samples == 12 and report.evaluation is not None  # type: ignore[union-attr]
-    assert update is not None and not as_vector(update, reply.layout, "a").any()
+    assert update is not None and not update.view(np.float32).any()

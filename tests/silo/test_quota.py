@@ -2,30 +2,39 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fedsync.silo.agent.joins import FOLDER, INBOX_FOLDER
 from fedsync.silo.session import trainer_folder
 from fedsync.silo.session.trainer_folder import TENURE, bound_log, tidy
+from tests.silo.holders import holder
+
+
+def folder(path: Path, nbytes: int, used_s: float) -> None:
+    """A trainer's folder, last used then."""
+    path.mkdir()
+    (path / "copy.bin").write_bytes(b"x" * nbytes)
+    os.utime(path / "copy.bin", (used_s, used_s))
+
+
+def left(state: Path) -> list[str]:
+    return sorted(path.name for path in state.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("quota", "left"),
+    ("quota", "stay"),
     # a is the oldest, c the newest; together 60 bytes.
     [(60, "abc"), (59, "bc"), (50, "bc"), (49, "c"), (0, "c")],
 )
-def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, left: str, tmp_path: Path) -> None:
+def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, stay: str, tmp_path: Path) -> None:
     for used_s, (name, nbytes) in enumerate({"a": 10, "b": 20, "c": 30}.items(), start=1):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "copy.bin").write_bytes(b"x" * nbytes)
-        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
+        folder(tmp_path / name, nbytes, used_s)
     assert tidy(tmp_path, quota) is (quota >= 30)
-    assert "".join(sorted(path.name for path in tmp_path.iterdir())) == left
+    assert left(tmp_path) == list(stay)
 
 
 def test_a_folder_that_another_process_removes_meanwhile_is_no_error(
@@ -38,9 +47,8 @@ def test_a_folder_that_another_process_removes_meanwhile_is_no_error(
             shutil.rmtree(path.parent, ignore_errors=True)
         return 0
 
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "copy.bin").write_bytes(b"x" * 100)
+    for used_s, name in enumerate("ab"):
+        folder(tmp_path / name, 100, used_s)
     monkeypatch.setattr(trainer_folder, "tree_bytes", other_process)
     assert tidy(tmp_path, 100)
 
@@ -48,14 +56,10 @@ def test_a_folder_that_another_process_removes_meanwhile_is_no_error(
 def test_a_folder_that_cannot_be_removed_still_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(path: Path) -> None:
-        raise OSError("rm: cannot remove 'copy.bin': Operation not permitted")
-
-    for used_s, name in enumerate("ab", start=1):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "copy.bin").write_bytes(b"x" * 100)
-        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
-    monkeypatch.setattr(trainer_folder, "remove_tree", refused)
+    for used_s, name in enumerate("ab"):
+        folder(tmp_path / name, 100, used_s)
+    refused = OSError("rm: cannot remove 'copy.bin': Operation not permitted")
+    monkeypatch.setattr(trainer_folder, "remove_tree", Mock(side_effect=refused))
     assert not tidy(tmp_path, 100)
     assert "cannot be removed" in caplog.text and "not permitted" in caplog.text
 
@@ -67,41 +71,25 @@ def test_the_folder_of_a_quiet_agent_stays(tmp_path: Path) -> None:
     for path in (tmp_path / FOLDER).iterdir():
         os.utime(path, (1, 1))
     for used_s, name in enumerate("ab", start=2):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "copy.bin").write_bytes(b"x" * 10_000)
-        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
+        folder(tmp_path / name, 10_000, used_s)
     assert not tidy(tmp_path, 5000)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [FOLDER, "b"]
+    assert left(tmp_path) == [FOLDER, "b"]
     assert (tmp_path / FOLDER / "run.session").exists()
-
-
-HOLD = """
-import pathlib, sys
-from fedsync.silo.session.trainer_folder import FolderLock
-tenure = FolderLock.take(pathlib.Path(sys.argv[1]))
-input(tenure)
-"""
 
 
 def test_folders_of_real_trainers(tmp_path: Path) -> None:
     """One is old, one older with a trainer in it, one was used just now; the newest stays in any case."""
     names = {"living": 1.0, "old": 2.0, "recent": time.time() - 10.0, "newest": time.time()}
     for name, used_s in names.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "copy.bin").write_bytes(b"x" * 1000)
+        folder(tmp_path / name, 1000, used_s)
         (tmp_path / name / TENURE).touch()
-        for file in (tmp_path / name).iterdir():
-            os.utime(file, (used_s, used_s))
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "living")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
-        assert trainer.stdout is not None
-        trainer.stdout.read(1)
+        os.utime(tmp_path / name / TENURE, (used_s, used_s))
+    with holder(tmp_path / "living"):
         assert tidy(tmp_path, 10_000) and len([*tmp_path.iterdir()]) == 4
         assert not tidy(tmp_path, 500)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["living", "newest", "recent"]
-        trainer.kill()
+        assert left(tmp_path) == ["living", "newest", "recent"]
     assert not tidy(tmp_path, 500)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "recent"]
+    assert left(tmp_path) == ["newest", "recent"]
     assert tidy(tmp_path / "nowhere", 0)
 
 
@@ -120,10 +108,7 @@ def test_a_log_is_put_aside_while_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_log_is_emptied_even_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError(28, "No space left on device")))
     (tmp_path / "trainer.log").write_text("12345")
     bound_log(tmp_path / "trainer.log", 4)
     assert [(file.name, file.stat().st_size) for file in tmp_path.iterdir()] == [("trainer.log", 0)]

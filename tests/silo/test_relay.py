@@ -95,6 +95,17 @@ def ask(relay: RelayService, asked: RegionRequest, payload: Payload | None = Non
     return reply, parted(answer, reply.pieces, "relay")
 
 
+Told = dict[str, RegionReply]
+
+
+def hold(relay: RelayService, told: Told, name: str, asked: RegionRequest) -> threading.Thread:
+    """Ask in a thread, which goes on until it is told something."""
+    thread = threading.Thread(target=lambda: told.update({name: ask(relay, asked)[0]}))
+    thread.start()
+    thread.join(0.2)
+    return thread
+
+
 def test_updates_of_a_region_are_one_sum(relay: RelayService, silos: Silos) -> None:
     """By examples 1 and 3: (8 + 3 x 4) / 4 = 5 and (0 + 3 x 8) / 4 = 6."""
     ask(relay, request(train("a", examples=1), train("b", examples=3)))
@@ -140,11 +151,8 @@ def test_payloads_go_to_whom_they_are_for(relay: RelayService, silos: Silos) -> 
     pieces = [np.arange(3, dtype=np.uint8), np.arange(5, dtype=np.uint8)]
     asks = (replace(train("a"), piece=1), replace(train("b"), piece=0), RegionAsk("s/x", 1, write_request(Describe())))
     ask(relay, replace(request(*asks), pieces=(3, 5)), joined(pieces))
-    assert [None if payload is None else payload.tolist() for _, _, payload in silos.sent] == [
-        [0, 1, 2, 3, 4],
-        [0, 1, 2],
-        None,
-    ]
+    sent = [None if payload is None else payload.tolist() for _, _, payload in silos.sent]
+    assert sent == [[0, 1, 2, 3, 4], [0, 1, 2], None]
 
 
 def test_pieces_are_what_they_were() -> None:
@@ -165,15 +173,13 @@ def test_a_first_answer_waits_for_others_a_tenth_of_what_it_took(relay: RelaySer
     silos.now_s = 10.0
     silos.answers(1, [1, 2])
     relay.turn()
-    told: list[RegionReply] = []
-    thread = threading.Thread(target=lambda: told.append(ask(relay, request(hold_s=100.0))[0]))
-    thread.start()
+    told: Told = {}
     silos.now_s = 10.0 + 10.0 * LINGER - 0.01
-    thread.join(0.3)
+    thread = hold(relay, told, "it", request(hold_s=100.0))
     assert thread.is_alive()
     silos.now_s = 10.0 + 10.0 * LINGER
     thread.join(10.0)
-    assert [each.number for each in told[0].answers] == ["s/a1"]
+    assert [each.number for each in told["it"].answers] == ["s/a1"]
 
 
 @pytest.mark.parametrize("event", ["answer", "silo", "time", "session"])
@@ -181,15 +187,8 @@ def test_the_oldest_request_is_answered_when_there_is_something_to_say(
     event: str, relay: RelayService, silos: Silos
 ) -> None:
     ask(relay, request(train("a")))
-    told: dict[str, RegionReply] = {}
-
-    def hold(name: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: told.update({name: ask(relay, request(hold_s=100.0))[0]}))
-        thread.start()
-        thread.join(0.2)
-        return thread
-
-    first, second = hold("first"), hold("second")
+    told: Told = {}
+    first, second = (hold(relay, told, name, request(hold_s=100.0)) for name in ("first", "second"))
     assert first.is_alive() and second.is_alive()
     match event:
         case "answer":
@@ -212,17 +211,10 @@ def test_the_oldest_request_is_answered_when_there_is_something_to_say(
 
 def test_a_request_that_allows_more_is_the_one_that_is_told_things_with(relay: RelayService, silos: Silos) -> None:
     """The older one was made before anybody was asked, and its answer has no room for an update."""
-    told: dict[str, RegionReply] = {}
-
-    def hold(name: str, asked: RegionRequest) -> threading.Thread:
-        thread = threading.Thread(target=lambda: told.update({name: ask(relay, asked)[0]}))
-        thread.start()
-        thread.join(0.2)
-        return thread
-
-    empty = hold("empty", request(hold_s=100.0))
+    told: Told = {}
+    empty = hold(relay, told, "empty", request(hold_s=100.0))
     assert empty.is_alive()
-    full = hold("full", replace(request(train("a"), hold_s=100.0), most=8))
+    full = hold(relay, told, "full", replace(request(train("a"), hold_s=100.0), most=8))
     empty.join(10.0)
     assert told["empty"].answers == () and full.is_alive()
     silos.answers(1, [1, 2])
@@ -252,21 +244,17 @@ def test_a_silo_that_is_gone_or_silent_is_not_waited_for(relay: RelayService, si
     relay.turn()
     assert not relay.waits
     reply, _ = ask(relay, request(train("a", 2)))
-    assert [(each.number, each.problem) for each in reply.answers] == [
-        ("s/a2", "its node is not known to the relay"),
-    ]
+    assert [(each.number, each.problem) for each in reply.answers] == [("s/a2", "its node is not known to the relay")]
 
 
 def test_words_and_problems_pass_as_they_are(relay: RelayService, silos: Silos) -> None:
+    """And who asks who this is hears of the silos."""
     ask(relay, request(train("a"), train("b")))
     text = write_reply(InProgress(3, 24))
     silos.came = [SiloAnswer("m1", text), SiloAnswer("m2", problem="error 8: it died")]
     relay.turn()
     reply, _ = ask(relay, request())
     assert [(each.text, each.problem) for each in reply.answers] == [(text, ""), ("", "error 8: it died")]
-
-
-def test_who_asks_who_this_is_hears_of_the_silos(relay: RelayService) -> None:
     said, answer = relay.ask(SPEC, write_request(Describe()), None)
     assert [each.name for each in read_region_reply(said, "x").here] == ["a", "b"] and answer is None
 

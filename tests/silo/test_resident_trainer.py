@@ -9,14 +9,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
 
-import fedsync.silo.session.liveness
-import fedsync.silo.session.resident_trainer
-import fedsync.silo.session.trainer_client
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.fork_server import FORK_SERVER, start_fork_server
 from fedsync.common.processes import OWNER, end_processes
@@ -42,6 +40,7 @@ from fedsync.silo.protocol import (
     Train,
     exchange,
 )
+from fedsync.silo.session import liveness, trainer_client
 from fedsync.silo.session.trainer_client import SHARED_MODULES, TrainerClient, stop_trainers, trainer_folder
 from fedsync.silo.session.trainer_folder import tenant
 from fedsync.train.weights import initial_model
@@ -91,6 +90,13 @@ def model() -> np.ndarray:
     return initial_model(CONFIG.task.build(), 7)[0]
 
 
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    return tmp_path
+
+
 def put(link: TrainerClient, request: Request, payload: np.ndarray | None = None) -> Reply:
     return exchange(link.ask, request, payload)[0]
 
@@ -109,7 +115,6 @@ def trained(link: TrainerClient, order: WorkOrder, model: np.ndarray) -> tuple[W
 
 
 def process(link: TrainerClient) -> psutil.Process:
-    """The trainer's."""
     return psutil.Process(tenant(link._folder))
 
 
@@ -118,16 +123,6 @@ def kill(link: TrainerClient) -> None:
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     assert tenant(link._folder) is None
-
-
-def test_the_same_order_twice_trains_once(root: Path, model: np.ndarray) -> None:
-    link = TrainerClient(identity())
-    hello = put(link, Describe())
-    assert tenant(link._folder) is not None
-    assert isinstance(hello, Hello) and (hello.silo, hello.facts.declared_speed) == ("a", 1e6)
-    first, again = (trained(link, order(1), model) for _ in range(2))
-    assert again[0] == first[0], "a second training would have measured other times"
-    np.testing.assert_array_equal(first[1], again[1])
 
 
 def test_progress_and_halt_reach_a_silo_at_work(root: Path, model: np.ndarray) -> None:
@@ -153,13 +148,18 @@ def test_a_killed_trainer_is_started_again_and_goes_on_in_its_data(root: Path, m
     np.testing.assert_array_equal(trained(link, order(2), model)[1], expected[1])
 
 
-def test_a_killed_trainer_answers_its_last_order_without_training_again(root: Path, model: np.ndarray) -> None:
+def test_the_same_order_twice_trains_once_also_after_a_kill(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity(run="7"))
-    first = trained(link, order(1), model)
+    hello = put(link, Describe())
+    assert isinstance(hello, Hello) and (hello.silo, hello.facts.declared_speed) == ("a", 1e6)
+    assert put(link, Collect("a/99", 0.1)) == VersionMismatch(0), "an order that nobody knows is to be sent again"
+    first, again = trained(link, order(1), model), [trained(link, order(1), model)]
     kill(link)
-    again, asked = trained(link, order(1), model), put(link, Collect("a/1", 0.0))
-    assert again[0] == asked == first[0], "a second training would have measured other times"
-    np.testing.assert_array_equal(first[1], again[1])
+    again.append(trained(link, order(1), model))
+    for report, update in again:
+        assert report == first[0], "a second training would have measured other times"
+        np.testing.assert_array_equal(first[1], update)
+    assert put(link, Collect("a/1", 0.0)) == first[0]
     assert trained(link, order(1, steps=4), model)[0].steps == 4, "the same name, but another order"
 
 
@@ -177,10 +177,6 @@ def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndar
     link = TrainerClient(identity(speed=16.0, run="5"))  # a step a second
     assert isinstance(put(link, Train(order(1, steps=1000), 0.1), model), InProgress)
     trained(link, order(2, steps=1), model)
-
-
-def test_an_order_nobody_knows_is_to_be_sent_again(root: Path) -> None:
-    assert put(TrainerClient(identity()), Collect("a/99", 0.1)) == VersionMismatch(0)
 
 
 def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.ndarray) -> None:
@@ -238,60 +234,56 @@ def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
     folder = trainer_folder(slow)
     folder.mkdir(mode=0o700)
     (folder / ".answer.bin.12").write_bytes(b"half")  # as a killed one leaves it
-    monkeypatch.setattr(fedsync.silo.session.trainer_client, "_LOAD_S", 0.5)
-    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 0.05)
+    monkeypatch.setattr(trainer_client, "_LOAD_S", 0.5)
+    monkeypatch.setattr(liveness, "PROBE_S", 0.05)
     loads = r"has been loading its task, data and model for \d+ s\. It continues"
     refused(put(TrainerClient(slow), Describe()), Refusal.LOADING, loads)
     pid = tenant(folder)
-    seen = fedsync.silo.session.liveness.Trainers(root)
-    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 10.0)
+    seen = liveness.Trainers(root)
+    monkeypatch.setattr(liveness, "PROBE_S", 10.0)
     seen.look()
     told = seen.told()["trainers"][folder.name]
     assert (told["pid"], told["state"]) == (pid, "loading")
     (tmp_path / "go").touch()
-    monkeypatch.setattr(fedsync.silo.session.trainer_client, "_LOAD_S", 60.0)
+    monkeypatch.setattr(trainer_client, "_LOAD_S", 60.0)
     assert isinstance(put(TrainerClient(slow), Describe()), Hello)
     assert tenant(folder) == pid
     assert not (folder / ".answer.bin.12").exists()
 
 
 def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
-    tmp_path: Path, model: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    state: Path, model: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv(STATE, str(tmp_path))
     link = TrainerClient(identity())
     put(link, Describe())
+    assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600, "only the owner can reach it"
     first = process(link)
-    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 0.05)
+    monkeypatch.setattr(liveness, "PROBE_S", 0.05)
     first.suspend()
     large = np.zeros(4_000_000, np.float32)  # does not even get in
     with pytest.raises(FedSyncError, match=rf"hung, process {first.pid}, and was ended"):
         trained(link, order(1), large)
     assert tenant(link._folder) is None
-    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 5.0)
+    monkeypatch.setattr(liveness, "PROBE_S", 5.0)
     trained(link, order(1), model)
     second = process(link)
     second.suspend()
-    monkeypatch.setattr(fedsync.silo.session.trainer_client, "_TELL_S", 0.1)
-    stop_trainers(tmp_path)
+    monkeypatch.setattr(trainer_client, "_TELL_S", 0.1)
+    stop_trainers(state)
     assert tenant(link._folder) is None
 
 
-def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv(STATE, str(tmp_path))
+def test_a_folder_that_was_removed_comes_back_for_its_owner_alone(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FORK_SERVER, raising=False)
-
-    def start(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EAGAIN, "no more processes")
-
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError(errno.EAGAIN, "no more processes")))
     with pytest.raises(ConfigError, match="no trainer can be started here: no more processes"):
         put(TrainerClient(identity()), Describe())
-    (folder,) = filter(Path.is_dir, tmp_path.iterdir())
+    (folder,) = filter(Path.is_dir, state.iterdir())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Identity.load(folder) == identity()
+    state.chmod(0o755)
+    with pytest.raises(FedSyncError, match="open to others"):
+        TrainerClient(identity())
 
 
 def test_an_identity_is_written_only_if_another_is_there(tmp_path: Path) -> None:
@@ -306,17 +298,3 @@ def test_an_identity_is_written_only_if_another_is_there(tmp_path: Path) -> None
     mine.save(tmp_path)
     assert Identity.load(tmp_path) == mine
     assert [file.name for file in tmp_path.iterdir()] == [IDENTITY]
-
-
-def test_only_the_owner_can_reach_it(root: Path) -> None:
-    link = TrainerClient(identity())
-    put(link, Describe())
-    assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600
-    assert stat.S_IMODE(link._folder.stat().st_mode) == 0o700
-
-
-def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o755)
-    monkeypatch.setenv(STATE, str(tmp_path))
-    with pytest.raises(FedSyncError, match="open to others"):
-        TrainerClient(identity())

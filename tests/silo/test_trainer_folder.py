@@ -12,35 +12,16 @@ from fedsync.core.orders import Subject
 from fedsync.silo.protocol import ANSWERS, COPY, IDENTITY, SOCKET
 from fedsync.silo.session.own_variate import VARIATE
 from fedsync.silo.session.trainer_folder import FolderLock, tenant
-
-TAKE = """
-import pathlib, sys
-from fedsync.silo.session.trainer_folder import FolderLock
-print(FolderLock.take(pathlib.Path(sys.argv[1])), flush=True)
-input()
-"""
-
-
-def take(folder: Path) -> tuple[subprocess.Popen[str], bool]:
-    """A process that tries, and whether it has got the folder; it waits then."""
-    command = [sys.executable, "-c", TAKE, str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, process.stdout.readline() != "None\n"
+from tests.silo.holders import holder
 
 
 def test_one_process_at_a_time_until_it_is_killed(tmp_path: Path) -> None:
     assert tenant(tmp_path) is None and tenant(tmp_path / "nowhere") is None
-    first, got = take(tmp_path)
-    assert got and tenant(tmp_path) == first.pid
-    assert FolderLock.take(tmp_path) is None
-    first.kill()
-    first.communicate()
-    assert tenant(tmp_path) is None
-    second, got = take(tmp_path)
-    assert got and tenant(tmp_path) == second.pid, "the file was left there, and means nothing"
-    second.kill()
-    second.communicate()
+    for _ in range(2):  # the second time the file was left there, and means nothing
+        with holder(tmp_path) as pid:
+            assert tenant(tmp_path) == pid
+            assert FolderLock.take(tmp_path) is None
+        assert tenant(tmp_path) is None
 
 
 def test_a_trainer_removes_what_killed_processes_have_not_finished(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedsync.silo.protocol import Identity
 from fedsync.silo.session import order_results
 from fedsync.silo.session.session import SiloSession
 
+FULL = ConfigError("answer.bin", "the disk is full", "Make room")
 ORDERS = [WorkOrder(f"a/{number}", 0, number, 8, 2, 0.1, seed=number, evaluate=False) for number in (1, 2, 3)]
 
 
@@ -39,7 +41,7 @@ def test_a_trainer_that_died_goes_on_with_what_was_owed_before(
     expected = [calm.train(order, base).update for order in ORDERS]
     shaken.train(ORDERS[0], base)
     with monkeypatch.context() as full:
-        full.setattr(order_results.LastOrder, "save", _full_disk)
+        full.setattr(order_results.LastOrder, "save", Mock(side_effect=FULL))
         with pytest.raises(ConfigError, match="full"):
             shaken.train(ORDERS[1], base)
     np.testing.assert_array_equal(shaken.train(ORDERS[1], base).update, expected[1])
@@ -67,10 +69,6 @@ def test_an_update_is_not_looked_at_once_it_is_given_away(
         expected, found = calm.train(order, base), other.train(order, base)
         np.testing.assert_array_equal(found.update, expected.update)
         assert found.report.loss == expected.report.loss
-
-
-def _full_disk(*_: object) -> None:
-    raise ConfigError("answer.bin", "the disk is full", "Make room")
 
 
 def test_a_restarted_trainer_says_that_it_holds_no_model(tmp_path: Path, base: Payload) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedsync.identity.certificates import Authority, make_authority, make_server_certificate
 from fedsync.transport.hub.hub import Hub
-from fedsync.transport.hub_line import HubLine
+from fedsync.transport.hub_line import HubLine, ReceivedQuestion
 from fedsync.transport.join import Join, new_secret
 from fedsync.transport.questions import BASE
 
@@ -43,6 +43,13 @@ class Served:
         line = self.line(self.invited(silo))
         line.join()
         return line
+
+
+def asked(line: HubLine, after: int = 0) -> ReceivedQuestion:
+    """The question that the hub has for a silo."""
+    found = line.asked(after)
+    assert found is not None
+    return found
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from fedsync.transport import hub_line
 from fedsync.transport.hub import door
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub.sessions import MOST_QUEUED
-from fedsync.transport.hub_line import HubLine, JoinRefused, Over, ReceivedQuestion
+from fedsync.transport.hub_line import JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.join import new_secret
 from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloQuestion
 from tests.memory import resident
-from tests.transport.hubs import Served, served
+from tests.transport.hubs import Served, asked, served
 
 
 @pytest.fixture
@@ -34,48 +34,41 @@ def large(size: int = 3 * BESIDE_BYTES, seed: int = 1) -> Payload:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-def asked(line: HubLine, after: int = 0) -> ReceivedQuestion:
-    found = line.asked(after)
-    assert found is not None
-    return found
-
-
-def test_a_request_is_held_until_there_is_a_question(up: Served) -> None:
+def test_a_request_is_held_until_there_is_a_question_or_for_its_time(
+    up: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = up.joined("a")
     threading.Timer(0.3, up.hub.send, ["a", SiloQuestion("late")]).start()
     begin_s = time.monotonic()
-    assert asked(line).text == "late"
-    assert 0.2 < time.monotonic() - begin_s < 5
+    question = asked(line)
+    assert question.text == "late" and 0.2 < time.monotonic() - begin_s < 5
+    line.answer(question, "here")
+    monkeypatch.setattr(door, "HOLD_S", 0.1)
+    assert line.asked(question.number) is None
 
 
-def test_an_order_and_what_is_asked_meanwhile_are_answered_in_any_order(up: Served) -> None:
+def test_questions_are_answered_in_any_order_and_each_once(up: Served) -> None:
     line = up.joined("a")
     names = [up.hub.send("a", SiloQuestion(text)) for text in ("train", "how far", "halt")]
     first = asked(line)
+    assert asked(line) == first, "the line broke, and it is asked for again"
     second = asked(line, first.number)
     third = asked(line, second.number)
-    for question in (third, first, second):
+    for question in (third, first, second, third):
         line.answer(question, question.text)
     assert [each.name for each in up.hub.receive(5)] == [names[2], names[0], names[1]]
 
 
-def test_a_question_stays_until_it_is_answered_and_an_answer_counts_once(up: Served) -> None:
-    line = up.joined("a")
-    up.hub.send("a", SiloQuestion("train"))
-    assert asked(line) == asked(line), "the line broke, and it is asked for again"
-    question = asked(line)
-    line.answer(question, "one")
-    line.answer(question, "two")
-    assert [each.text for each in up.hub.receive(5)] == ["one"]
-
-
-def test_large_bytes_both_ways(up: Served, tmp_path: Path) -> None:
-    line, model = up.joined("a"), large()
+def test_large_bytes_both_ways_and_only_for_whom_they_were_sent_to(up: Served, tmp_path: Path) -> None:
+    line, other, model = up.joined("a"), up.joined("b"), large()
     blob = up.hub.publish(model)
     assert up.hub.publish(model.copy()) == blob, "the same bytes once"
     up.hub.send("a", SiloQuestion("train", blob, most=2 * model.nbytes))
     question = asked(line)
     assert question.payload == blob
+    for who, what in ((other, blob), (line, Blob("0" * 64, 5))):
+        with pytest.raises(ProtocolError, match="404"):
+            who.fetch(what, tmp_path / "none")
     line.fetch(blob, tmp_path / "model")
     assert (tmp_path / "model").read_bytes() == bytes(model)
     line.answer(question, "done", large(seed=4))
@@ -310,19 +303,3 @@ def test_only_the_named_authority_is_trusted(up: Served, tmp_path: Path) -> None
         join = other.hub.invite("a", [up.address], other.authority)
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             up.line(join).join()
-
-
-def test_a_blob_is_for_whom_it_was_sent_to(up: Served, tmp_path: Path) -> None:
-    line, other = up.joined("a"), up.joined("b")
-    blob = up.hub.publish(large())
-    up.hub.send("a", SiloQuestion("train", blob))
-    line.fetch(blob, tmp_path / "a")
-    with pytest.raises(ProtocolError, match="404"):
-        other.fetch(blob, tmp_path / "b")
-    with pytest.raises(ProtocolError, match="404"):
-        line.fetch(Blob("0" * 64, 5), tmp_path / "c")
-
-
-def test_a_held_request_ends_by_itself(up: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HOLD_S", 0.1)
-    assert up.joined("a").asked(0) is None
