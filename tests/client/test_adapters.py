@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedsync.client import Work, steps
 from fedsync.core.orders import Cursor
 from fedsync.train.silo_trainer import Outcome
-from tests.client.test_clientapp import app_of, hosted, loader
+from tests.client.clientapps import app_of, hosted, loader
 from tests.client.test_own_loop import plain_sgd, trainer
 from tests.train.make import EXAMPLES, order
 

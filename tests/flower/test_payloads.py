@@ -8,17 +8,6 @@ from fedsync.common.errors import ProtocolError
 from fedsync.flower.payloads import SMALL_BYTES, from_arrays, pack, read_model, to_arrays, unpack
 from fedsync.model.layout import Layout, as_vector
 
-LARGEST_SMALL = SMALL_BYTES // 4
-
-
-@pytest.mark.parametrize(("size", "small"), [(1, True), (LARGEST_SMALL, True), (LARGEST_SMALL + 1, False)])
-def test_a_vector_comes_as_it_went(size: int, small: bool) -> None:
-    vector = np.random.default_rng(1).normal(size=size).astype(np.float32)
-    packed = pack(vector)
-    assert isinstance(packed, bytes) is small
-    read = as_vector(unpack(packed, vector.nbytes, "silo"), Layout(("w",), ((size,),)), "silo")
-    np.testing.assert_array_equal(read, vector)
-
 
 @pytest.mark.parametrize(("size", "small"), [(0, True), (SMALL_BYTES, True), (SMALL_BYTES + 1, False)])
 def test_bytes_come_as_they_went_and_not_more(size: int, small: bool) -> None:
