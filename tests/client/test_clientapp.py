@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
@@ -174,6 +174,10 @@ def reads_nothing(msg: Message, context: Context, model: nn.Module) -> dict[str,
     return {}
 
 
+def takes_all(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    return {"n": len([*msg.content["config"].items()])}
+
+
 def own_batches(size: int) -> Loop:
     def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
         assert msg.content["config"]["batch-size"]
@@ -188,12 +192,21 @@ def own_batches(size: int) -> Loop:
     [
         (stepwise, True),
         (opaque, True),
+        (takes_all, True),
         (own_batches(16), True),  # 16, 16 and 8 samples
         (own_batches(32), False),
         (poisson, False),
         (reads_nothing, False),
     ],
-    ids=["a plain loader", "reads both", "own batches", "other batches", "Poisson", "reads nothing"],
+    ids=[
+        "a plain loader",
+        "reads both",
+        "takes all of config",
+        "own batches",
+        "other batches",
+        "Poisson",
+        "reads nothing",
+    ],
 )
 def test_a_report_says_whether_batches_had_the_orders_size(
     loop: Loop, follows: bool, caplog: pytest.LogCaptureFixture
@@ -204,31 +217,6 @@ def test_a_report_says_whether_batches_had_the_orders_size(
         assert report.metrics.get(MISSIZED) == (None if follows else report.steps)
     assert len(caplog.records) == (not follows), "it is warned of once"
     assert ("does not read batch-size" in caplog.text) == (loop is reads_nothing)
-
-
-def test_an_app_that_takes_all_of_config_at_once_has_read_it(caplog: pytest.LogCaptureFixture) -> None:
-    guest = hosted(app_of(lambda msg, context, model: {"n": len([*msg.content["config"].items()])}))
-    assert MISSIZED not in guest.run(order(), guest.initial_model(), Cursor()).report.metrics
-    assert not caplog.records
-
-
-def test_other_strategies_loaders_are_left_alone() -> None:
-    message = Message(RecordDict({"config": ConfigRecord({"lr": 0.1})}), reply_to=_some_message())
-    batches = loader(8)
-    assert steps(message, batches) is batches
-    with untimed(message):
-        pass
-
-
-def _some_message() -> Message:
-    found: list[Message] = []
-
-    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-        found.append(msg)
-        return {}
-
-    assert hosted(app_of(loop)).examples == SAMPLES
-    return found[0]
 
 
 def random_steps(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:

@@ -55,15 +55,11 @@ def windows(service: TrainerService) -> set[tuple[bool, bool]]:
 # What the node's configuration says.
 
 
-def test_a_node_that_says_nothing_goes_with_the_run() -> None:
+def test_a_node_decides_or_goes_with_the_run() -> None:
     with pytest.raises(ConfigError, match="node configuration, partition-id: 'three' is no number"):
         identify("{}", {"partition-id": "three"})
     assert identify("{}", {"partition-id": 3}) == Identity("{}", 3, "silo-3", None, None, True)
-
-
-def test_a_node_decides() -> None:
     node = {"partition-id": 1, "silo-name": "clinic-a", "declared-speed": 20, "device": "cuda:1", "resources": False}
-
     assert identify("{}", node) == Identity("{}", 1, "clinic-a", 20.0, "cuda:1", False)
 
 

@@ -228,11 +228,9 @@ def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
         strategy_in(tmp_path, resume=True).start(DirectGrid(3))
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    strategy_in(tmp_path).start(DirectGrid(3))
-    assert _files(tmp_path) == ["2.ckpt", "3.ckpt", "4.ckpt"]
-    strategy_in(tmp_path / "without", checkpoints=0).start(DirectGrid(3))
-    assert not (tmp_path / "without" / FOLDER).exists()
+def test_without_checkpoints_nothing_is_kept(tmp_path: Path) -> None:
+    strategy_in(tmp_path, checkpoints=0).start(DirectGrid(3))
+    assert not (tmp_path / FOLDER).exists()
 
 
 def test_older_ones_stay_while_no_newer_one_is_surely_on_disk(
