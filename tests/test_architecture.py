@@ -76,10 +76,7 @@ OPEN = {"__init__", "__main__"}
 
 # Who may import a heavy library at all, and who may do so at the top of a file.
 HEAVY: dict[str, tuple[set[str], set[str]]] = {
-    "torch": (
-        {"client", "train", "tasks", "policies", "extras"},
-        {"client", "train", "tasks", "extras"},
-    ),
+    "torch": ({"client", "train", "tasks", "policies", "extras"}, {"client", "train", "tasks", "extras"}),
     "flwr": ({"flower"}, {"flower"}),
     "flwr_datasets": ({"tasks"}, set()),
     # Files of `client` that wear a library's name are imported by those who have it.

@@ -31,11 +31,18 @@ SCRIPTS = sorted(
 )
 
 
+def ran(*arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What Python says of these arguments in the repository's folder; it ends with this code."""
+    command, environment = [sys.executable, *arguments], {**os.environ, **variables}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
 @pytest.mark.full
 def test_every_script_loads() -> None:
     modules = ", ".join(script.removesuffix(".py").replace("/", ".") for script in SCRIPTS)
-    done = subprocess.run([sys.executable, "-c", f"import {modules}"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ran("-c", f"import {modules}")
 
 
 @pytest.mark.slow
@@ -90,11 +97,8 @@ def test_bench_ends_and_writes_json_and_figures(
     tmp_path: Path, script: str, arguments: list[str], figures: list[str]
 ) -> None:
     out = tmp_path / "results" / "some.json"
-    command = [sys.executable, f"bench/{script}.py", "--quick", "--processes", "1", "--out", str(out), *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [f"bench/{script}.py", "--quick", "--processes", "1", "--out", str(out), *arguments]
+    ran(*command, OMP_NUM_THREADS="1")
     assert json.loads(out.read_text())
     for suffix in figures:
         assert (out.parent / f"some{suffix}.png").read_bytes().startswith(PNG)
@@ -104,14 +108,11 @@ def test_bench_ends_and_writes_json_and_figures(
 def test_time_to_target_says_who_missed_and_who_failed(tmp_path: Path) -> None:
     """A target beyond reach in the time there is, and a setting that one strategy does not know."""
     out = tmp_path / "some.json"
-    command = [sys.executable, "bench/papers/time_to_target.py", "--seeds", "1", "--target", "0.99", "--longest", "2"]
+    command = ["bench/papers/time_to_target.py", "--seeds", "1", "--target", "0.99", "--longest", "2"]
     command += ["--clusters", "homogeneous", "--strategies", "fedavg", "lb-bsp", "--set", "balancer.floor=2"]
-    done = subprocess.run([*command, "--processes", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1  # the reference itself failed: there is nothing to compare with
+    done = ran(*command, "--processes", "1", "--out", str(out), code=1)  # the reference failed: nothing to compare with
     assert "balancer.floor" in done.stderr
-    command = [*command[:-1], "stop.patience=null"]
-    done = subprocess.run([*command, "--processes", "1", "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(*command[:-1], "stop.patience=null", "--processes", "1", "--out", str(out))
     assert done.stdout.count("missed 1/1") == 2
     assert [row["seconds_to_target"] for row in json.loads(out.read_text())["runs"]] == [None, None]
 
@@ -133,9 +134,7 @@ def test_flwrs_own_fedavg_is_what_lb_bsp_is_compared_to(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_code_of_ones_own_counts_each_order_once_though_its_trainer_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
-    command = [sys.executable, "bench/faults/foreign.py", "--kills", "2", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ran("bench/faults/foreign.py", "--kills", "2", "--out", str(out))
     for result in json.loads(out.read_text()):
         assert result["well"] and result["kills"] == 2 and result["orders"] == 6
         assert all(1 <= each["steps done"] < 24 for each in result["killed"]), "in the middle of the loop"
@@ -145,9 +144,7 @@ def test_code_of_ones_own_counts_each_order_once_though_its_trainer_is_killed(tm
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces take root")
 def test_a_federation_over_a_lossy_line_comes_to_its_last_round_and_sends_little_again(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
-    command = [sys.executable, "-m", "bench.faults.networks", "--quick", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ran("-m", "bench.faults.networks", "--quick", "--out", str(out))
     clean, lossy = json.loads(out.read_text())
     assert not clean["problem"] and not lossy["problem"] and lossy["rounds"] == 3
     assert lossy["lost"] > 0 and lossy["payload"] <= 1.2 * clean["payload"]
@@ -156,9 +153,7 @@ def test_a_federation_over_a_lossy_line_comes_to_its_last_round_and_sends_little
 @pytest.mark.full
 def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
-    command = [sys.executable, "bench/cost/gpu.py", "--quick", "--device", "cpu", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ran("bench/cost/gpu.py", "--quick", "--device", "cpu", "--out", str(out))
     result = json.loads(out.read_text())
     assert {row["precision"] for row in result["cost"]} == set(result["curves"]) == {"fp32", "bf16", "fp16"}
     # Ten samples where two fit: pieces of ten, five and two.
@@ -169,11 +164,7 @@ def test_the_gpu_bench_runs_on_a_processor_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_gpu_bench_without_a_gpu_says_so_and_ends(tmp_path: Path) -> None:
     out = tmp_path / "some.json"
-    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "bench/cost/gpu.py", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "no GPU" in done.stdout
+    assert "no GPU" in ran("bench/cost/gpu.py", "--out", str(out), CUDA_VISIBLE_DEVICES="").stdout
     assert not out.exists()
 
 
@@ -182,10 +173,7 @@ def test_peers_that_are_not_installed_are_skipped_with_a_word_on_how_to_get_them
     out = tmp_path / "some.json"
     (tmp_path / "nvflare.py").write_text("raise ImportError('none here')\n")
     (tmp_path / "appfl.py").write_text("raise ImportError('none here')\n")
-    command = [sys.executable, "bench/papers/peers.py", "--quick", "--out", str(out)]
-    hidden = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = ran("bench/papers/peers.py", "--quick", "--out", str(out), PYTHONPATH=str(tmp_path))
     assert done.stdout.count("skipped (none here). To compare: pip install") == 2
     assert json.loads(out.read_text()) == {"nvflare": None, "appfl": None}
 

@@ -80,11 +80,6 @@ def test_compare_prints_ratios_to_the_first(tmp_path: Path) -> None:
     assert "| fedavg | 2 |" in means and "| lb-bsp | 2 |" in means
 
 
-@pytest.mark.parametrize(("name", "kind"), [("hetero", "a silo file with 5 silos"), ("pssp", "strategy 'pssp'")])
-def test_shipped_files_are_valid(name: str, kind: str) -> None:
-    assert kind in call("validate", name)
-
-
 def test_schemas_are_json_schema() -> None:
     schema = json.loads(call("schema"))
     assert schema["type"] == "object" and {"stop", "balancer", "task"} <= set(schema["required"])
@@ -148,11 +143,7 @@ def test_who_interrupts_a_run_or_asks_it_to_end_has_130(monkeypatch: pytest.Monk
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_a_path_that_cannot_be_used_is_named_in_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     if "--tensorboard" in arguments:
         pytest.importorskip("tensorboardX")

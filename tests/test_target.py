@@ -12,19 +12,7 @@ import pytest
 
 from bench.papers.map_cells import Cell, Side, sets
 from bench.papers.target_runs import BEYOND, Cache, Job, Result, Runner, carry_out
-from bench.papers.target_search import (
-    RATES,
-    TAUS,
-    Asked,
-    Axis,
-    Found,
-    Point,
-    Score,
-    Seen,
-    score,
-    search,
-    worth,
-)
+from bench.papers.target_search import RATES, TAUS, Asked, Axis, Found, Point, Score, Seen, score, search, worth
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, Split
 

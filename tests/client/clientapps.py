@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedsync.client import Silo, steps
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.options import LocalOptions
 
@@ -54,8 +55,11 @@ def app_of(loop: Loop) -> ClientApp:
     return app
 
 
-def hosted(app: Any, folder: Path = Path("/nowhere"), site: Silo = SITE, **first: Any) -> ClientAppTrainer:
-    return ClientAppTrainer(app, FirstModel(**(first or {"make": Tied})), site, 3, LocalOptions(device="cpu"), folder)
+def hosted(
+    app: Any, folder: Path = Path("/nowhere"), site: Silo = SITE, run: PartPatterns = UNSAID, **first: Any
+) -> ClientAppTrainer:
+    made = FirstModel(**(first or {"make": Tied}))
+    return ClientAppTrainer(app, made, site, 3, LocalOptions(device="cpu"), folder, run)
 
 
 def stepwise(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:

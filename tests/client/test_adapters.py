@@ -5,7 +5,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 from fedsync.client import Work, steps
 from fedsync.core.orders import Cursor
 from fedsync.train.silo_trainer import Outcome
-from tests.client.test_clientapp import app_of, hosted, loader
+from tests.client.clientapps import app_of, hosted, loader
 from tests.client.test_own_loop import plain_sgd, trainer
+from tests.client.trainer_loops import Lit, Loop, Wrapped, arguments, face, fit, with_options
 from tests.train.make import EXAMPLES, order
 
 pytestmark = pytest.mark.examples
@@ -27,9 +27,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # before it is imported
 keras = pytest.importorskip("keras")
 lightning = pytest.importorskip("lightning")
 transformers = pytest.importorskip("transformers")
-
-Loop = Callable[[Work, nn.Module, Dataset[Any]], None]
-
 
 SLOW_S = 0.1
 """A batch of a validation."""
@@ -46,79 +43,23 @@ class SlowRows(Dataset[Any]):
         return torch.zeros(4), torch.tensor(0)
 
 
-class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
-    def __init__(self, net: nn.Module, rate: float) -> None:
-        super().__init__()
-        self.net, self.rate = net, rate
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+class Classifying(Lit):
+    def loss(self, batch: Any) -> torch.Tensor:
         inputs, labels = batch
         return nn.functional.cross_entropy(self.net(inputs), labels)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self.training_step(batch, batch_idx)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.net.parameters(), lr=self.rate)
-
-
-def fit(work: Work, model: nn.Module, loader: Any, accumulate: int = 1, **more: Any) -> None:
-    from fedsync.client.lightning import FedSyncCallback
-
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
-    engine = lightning.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        enable_model_summary=False,
-        accumulate_grad_batches=accumulate,
-        callbacks=[FedSyncCallback(work)],
-        **quiet,
-        **({"val_check_interval": 2} if more else {}),
-    )
-    engine.fit(Lit(model, work.learning_rate), loader, **more)
+class ClassifyingWrapped(Wrapped):
+    def forward(self, points: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.net(points), targets)}
 
 
-def by_lightning(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
-    fit(work, model, work.loader(train))
+def by_lightning(**options: Any) -> Loop:
+    return with_options(fit, kind=Classifying, **options)
 
 
-def by_hugging_face(
-    work: Work, model: nn.Module, train: Dataset[Any], accumulate: int = 1, test: Dataset[Any] | None = None
-) -> None:
-    from fedsync.client.huggingface import trainer_for
-
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model
-
-        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": nn.functional.cross_entropy(self.net(inputs), labels)}
-
-    arguments = transformers.TrainingArguments(
-        output_dir="unused",
-        learning_rate=work.learning_rate,
-        lr_scheduler_type="constant",
-        optim="sgd",
-        max_grad_norm=0.0,
-        gradient_accumulation_steps=accumulate,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        remove_unused_columns=False,
-        eval_strategy="no" if test is None else "steps",
-        eval_steps=2,
-    )
-
-    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
-        inputs, labels = zip(*samples, strict=True)
-        return {"inputs": torch.stack(inputs), "labels": torch.stack(labels)}
-
-    theirs = transformers.Trainer(
-        model=Wrapped(), args=arguments, train_dataset=train, eval_dataset=test, data_collator=collate
-    )
-    trainer_for(work, theirs).train()
+def by_hugging_face(**options: Any) -> Loop:
+    return with_options(face, net=ClassifyingWrapped, max_grad_norm=0.0, **options)
 
 
 def by_keras(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
@@ -130,7 +71,7 @@ def by_keras(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
     net.fit(work.loader(train), epochs=1, verbose=0, shuffle=False, callbacks=[FedSyncFitCallback(work)])
 
 
-@pytest.fixture(params=[by_lightning, by_hugging_face, by_keras])
+@pytest.fixture(params=[by_lightning(), by_hugging_face(), by_keras], ids=["lightning", "hugging face", "keras"])
 def loop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loop:
     monkeypatch.chdir(tmp_path)
     return request.param  # type: ignore[no-any-return]
@@ -157,15 +98,14 @@ def test_an_order_that_is_halted_or_out_of_time_ends_there(loop: Loop) -> None:
     assert run(loop, max_steps=50, budget_s=0.0).report.steps == 1
 
 
-def validating_lightning(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
-    fit(work, model, work.loader(train), val_dataloaders=DataLoader(SlowRows()))
-
-
-def validating_hugging_face(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
-    by_hugging_face(work, model, train, test=SlowRows())
-
-
-@pytest.mark.parametrize("validating", [validating_lightning, validating_hugging_face])
+@pytest.mark.parametrize(
+    "validating",
+    [
+        by_lightning(test=DataLoader(SlowRows()), val_check_interval=2),
+        by_hugging_face(test=SlowRows(), eval_strategy="steps", eval_steps=2),
+    ],
+    ids=["lightning", "hugging face"],
+)
 def test_what_a_trainer_validates_on_the_way_is_no_training_time(
     validating: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,19 +120,15 @@ def test_what_a_trainer_validates_on_the_way_is_no_training_time(
 
 def test_lightning_may_have_its_own_batches() -> None:
     def own(work: Work, model: nn.Module, train: Any) -> None:
-        fit(work, model, DataLoader(train, batch_size=work.batch_size, shuffle=True))
+        by_lightning(given=DataLoader(train, batch_size=work.batch_size, shuffle=True))(work, model, train)
 
     report = run(own, batch_size=8, max_steps=12).report
     assert report.steps == 12 > EXAMPLES // 8, "passes follow one another"
     assert report.compute_s > 0
 
 
-class Itself(nn.Module):
+class Itself(Wrapped):
     """A model whose forward pass says its loss, as those of transformers do."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
 
     def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"loss": (self.net(inputs) - inputs).square().mean()}
@@ -215,7 +151,7 @@ def test_a_stock_app_gives_a_trainer_the_steps_of_its_message(
         return {}
 
     class Same(Lit):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def loss(self, batch: Any) -> torch.Tensor:
             return (self.net(batch[0]) - batch[0]).square().mean()
 
     def by_lightning(msg: Message, context: Context, net: nn.Module) -> dict[str, float]:
@@ -224,23 +160,15 @@ def test_a_stock_app_gives_a_trainer_the_steps_of_its_message(
         return {}
 
     def by_transformers(msg: Message, context: Context, net: nn.Module) -> dict[str, float]:
-        arguments = transformers.TrainingArguments(
-            output_dir="unused",
+        args = arguments(
             per_device_train_batch_size=msg.content["config"]["batch-size"],
             num_train_epochs=1,
             learning_rate=0.1,
-            lr_scheduler_type="constant",
-            optim="sgd",
             max_grad_norm=0.0,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-            remove_unused_columns=False,
             train_sampling_strategy="sequential",
         )
         rows = [{"inputs": inputs} for (inputs,) in unshuffled.dataset]
-        theirs = transformers.Trainer(model=Itself(net), args=arguments, train_dataset=rows)
+        theirs = transformers.Trainer(model=Itself(net), args=args, train_dataset=rows)
         batches = steps(msg, theirs.get_train_dataloader())
         theirs.get_train_dataloader = lambda: batches
         theirs.train()
@@ -259,12 +187,6 @@ def test_a_stock_app_gives_a_trainer_the_steps_of_its_message(
 def test_gradients_add_up_over_batches_which_are_steps_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def lit(work: Work, model: nn.Module, train: Any) -> None:
-        fit(work, model, work.loader(train), accumulate=2)
-
-    def face(work: Work, model: nn.Module, train: Any) -> None:
-        by_hugging_face(work, model, train, accumulate=2)
-
     def by_hand(work: Work, model: nn.Module, train: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
         for number, (inputs, labels) in enumerate(work.loader(train), start=1):
@@ -276,7 +198,8 @@ def test_gradients_add_up_over_batches_which_are_steps_each(tmp_path: Path, monk
                 optimizer.zero_grad()
 
     ours = run(by_hand, batch_size=4, max_steps=8)
-    for theirs in (run(lit, batch_size=4, max_steps=8), run(face, batch_size=4, max_steps=8)):
+    for loop in (by_lightning(accumulate_grad_batches=2), by_hugging_face(gradient_accumulation_steps=2)):
+        theirs = run(loop, batch_size=4, max_steps=8)
         assert theirs.report.steps == 8
         assert theirs.update == pytest.approx(ours.update, rel=1e-5, abs=1e-8)
         assert theirs.report.loss == pytest.approx(ours.report.loss, rel=1e-3)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
@@ -138,16 +138,6 @@ def test_without_steps_an_order_counts_as_a_whole() -> None:
     assert outcome.report.metrics["f1_score"] == 0.25 and "lost" not in outcome.report.metrics
 
 
-def test_an_app_that_does_not_do_what_is_asked_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    for loop, warnings in ((opaque, 0), (stepwise, 0), (lambda *parts: {}, 1)):
-        guest = hosted(app_of(loop))
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            for _ in range(2):
-                guest.run(order(), guest.initial_model(), Cursor())
-        assert len([each for each in caplog.records if "does not read batch-size" in each.message]) == warnings
-
-
 @pytest.mark.parametrize(("own", "warnings"), [(True, 1), (False, 0)], ids=["a size of its own", "the order's size"])
 def test_a_generator_ends_the_order_and_one_that_knows_no_size_is_warned_of(
     own: bool, warnings: int, caplog: pytest.LogCaptureFixture
@@ -180,6 +170,14 @@ def poisson(msg: Message, context: Context, model: nn.Module) -> dict[str, float
     return {}
 
 
+def reads_nothing(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    return {}
+
+
+def takes_all(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+    return {"n": len([*msg.content["config"].items()])}
+
+
 def own_batches(size: int) -> Loop:
     def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
         assert msg.content["config"]["batch-size"]
@@ -194,12 +192,21 @@ def own_batches(size: int) -> Loop:
     [
         (stepwise, True),
         (opaque, True),
+        (takes_all, True),
         (own_batches(16), True),  # 16, 16 and 8 samples
         (own_batches(32), False),
         (poisson, False),
-        (lambda *parts: {}, False),
+        (reads_nothing, False),
     ],
-    ids=["a plain loader", "reads both", "own batches", "other batches", "Poisson", "reads nothing"],
+    ids=[
+        "a plain loader",
+        "reads both",
+        "takes all of config",
+        "own batches",
+        "other batches",
+        "Poisson",
+        "reads nothing",
+    ],
 )
 def test_a_report_says_whether_batches_had_the_orders_size(
     loop: Loop, follows: bool, caplog: pytest.LogCaptureFixture
@@ -208,32 +215,8 @@ def test_a_report_says_whether_batches_had_the_orders_size(
     for _ in range(2):
         report = guest.run(order(batch_size=16, max_steps=5), guest.initial_model(), Cursor()).report
         assert report.metrics.get(MISSIZED) == (None if follows else report.steps)
-    assert len(caplog.records) == (not follows)
-
-
-def test_an_app_that_takes_all_of_config_at_once_has_read_it(caplog: pytest.LogCaptureFixture) -> None:
-    guest = hosted(app_of(lambda msg, context, model: {"n": len([*msg.content["config"].items()])}))
-    assert MISSIZED not in guest.run(order(), guest.initial_model(), Cursor()).report.metrics
-    assert not caplog.records
-
-
-def test_other_strategies_loaders_are_left_alone() -> None:
-    message = Message(RecordDict({"config": ConfigRecord({"lr": 0.1})}), reply_to=_some_message())
-    batches = loader(8)
-    assert steps(message, batches) is batches
-    with untimed(message):
-        pass
-
-
-def _some_message() -> Message:
-    found: list[Message] = []
-
-    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-        found.append(msg)
-        return {}
-
-    assert hosted(app_of(loop)).examples == SAMPLES
-    return found[0]
+    assert len(caplog.records) == (not follows), "it is warned of once"
+    assert ("does not read batch-size" in caplog.text) == (loop is reads_nothing)
 
 
 def random_steps(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:

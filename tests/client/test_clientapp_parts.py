@@ -1,8 +1,5 @@
 """Private and frozen arrays of a Flower ClientApp, which is given and gives back the whole model as ever."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,16 +9,8 @@ from torch import nn
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
 from fedsync.model.tensor_parts import PartPatterns
-from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
-from fedsync.train.options import LocalOptions
-from tests.client.test_clientapp import SITE, Tied, app_of, stepwise
+from tests.client.clientapps import app_of, hosted, stepwise
 from tests.train.make import order
-
-
-def hosted(app: Any, run: PartPatterns, **first: Any) -> ClientAppTrainer:
-    made = FirstModel(**(first or {"make": Tied}))
-    return ClientAppTrainer(app, made, SITE, 3, LocalOptions(device="cpu"), Path("/nowhere"), run)
-
 
 NORMS = PartPatterns(private=["norm.*"])
 
@@ -34,13 +23,13 @@ def test_private_arrays_are_the_apps_from_order_to_order_and_outlive_it() -> Non
         assert "fedsync.private" not in context.state
         return stepwise(msg, context, model)
 
-    guest = hosted(app_of(loop), NORMS)
+    guest = hosted(app_of(loop), run=NORMS)
     base = guest.initial_model()
     assert guest.layout.names == ("encode.weight",) and set(guest.kept_names) == {
         f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     }
     first = guest.run(order(max_steps=3), base, Cursor())
-    again = hosted(app_of(loop), NORMS)  # another process
+    again = hosted(app_of(loop), run=NORMS)  # another process
     second = again.run(order(max_steps=3), base, first.cursor)
     guest.run(order(max_steps=3), base, Cursor())
     assert counts == [0, 3, 0] and first.update.size == 9 and second.update.any()
@@ -55,7 +44,7 @@ def test_a_frozen_array_may_be_left_out_and_not_changed() -> None:
         return {}
 
     spoil = False
-    guest = hosted(app_of(only), PartPatterns(["*code*"]))
+    guest = hosted(app_of(only), run=PartPatterns(["*code*"]))
     outcome = guest.run(order(), guest.initial_model(), Cursor())
     np.testing.assert_allclose(outcome.update, np.ones(9), rtol=1e-6)
     assert len(guest.frozen_digest) == 32 and outcome.cursor.private == b""
@@ -67,10 +56,7 @@ def test_a_frozen_array_may_be_left_out_and_not_changed() -> None:
 def test_what_silos_cannot_make_cannot_stay_there() -> None:
     tensors = [("a", "float32", (2,)), ("b", "float32", (2,))]
     with pytest.raises(ConfigError, match="b does not travel, and silos cannot make it"):
-        hosted(app_of(stepwise), PartPatterns(private=["b"]), tensors=tensors)
-    made = {"make": lambda: ArrayRecord({name: _array(name) for name in "ab"})}
-    assert hosted(app_of(stepwise), PartPatterns(private=["b"]), **made).layout.names == ("a",)
-
-
-def _array(name: str) -> Any:
-    return Array(np.full(2, ord(name), np.float32))
+        hosted(app_of(stepwise), run=PartPatterns(private=["b"]), tensors=tensors)
+    made = ArrayRecord({name: Array(np.full(2, value, np.float32)) for name, value in (("a", 1), ("b", 2))})
+    guest = hosted(app_of(stepwise), run=PartPatterns(private=["b"]), make=lambda: made)
+    assert guest.layout.names == ("a",)

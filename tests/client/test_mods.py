@@ -1,6 +1,5 @@
 """Mods of a hosted ClientApp: they run around each order and see Flower's numbers; Flower's own mods do their work."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,15 @@ from torch import nn
 from fedsync.client import Silo
 from fedsync.common.environment import FLOWER_IDS
 from fedsync.core.orders import Cursor
-from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
-from fedsync.train.options import LocalOptions
+from tests.client.clientapps import hosted
 from tests.train.make import order
 
+SITE = Silo(1, "silo-1", 7, "cpu")
 STEP = 3.0
 """Length of an update without mods: one entry of it."""
 
 
-def after_an_order(*mods: Any, site: Silo | None = None) -> np.ndarray:
+def after_an_order(*mods: Any, site: Silo = SITE) -> np.ndarray:
     """The update that an order of an app with these mods comes to."""
     app = ClientApp(mods=list(mods))
 
@@ -32,17 +31,12 @@ def after_an_order(*mods: Any, site: Silo | None = None) -> np.ndarray:
         metrics = MetricRecord({"num-examples": 40, "train_loss": 1.0})
         return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=msg)
 
-    first = FirstModel(make=lambda: nn.Linear(2, 2, bias=False))
-    site = site or Silo(1, "silo-1", 7, "cpu")
-    guest = ClientAppTrainer(app, first, site, 3, LocalOptions(device="cpu"), Path("/nowhere"))
+    guest = hosted(app, site=site, make=lambda: nn.Linear(2, 2, bias=False))
     return np.asarray(guest.run(order(), guest.initial_model(), Cursor()).update)
 
 
-def test_without_mods_the_update_is_what_the_app_did() -> None:
-    assert np.linalg.norm(after_an_order()) == pytest.approx(STEP)
-
-
 def test_flowers_fixed_clipping_clips() -> None:
+    assert np.linalg.norm(after_an_order()) == pytest.approx(STEP)
     site = Silo(1, "silo-1", 7, "cpu", train_config={"clipping_norm": 0.5})
     assert np.linalg.norm(after_an_order(fixedclipping_mod, message_size_mod, site=site)) == pytest.approx(0.5)
 

@@ -22,29 +22,28 @@ def evaluating(found: object) -> GuestTrainer:
     return GuestTrainer(app, SITE, OPTIONS)
 
 
-def test_an_evaluation_is_sums_of_its_means() -> None:
-    guest = evaluating({"loss": (0.5, 40), "dice": (0.75, 40), "auc": (0.9, 20)})
-    assert guest.evaluate(guest.initial_model()) == Evaluation(20.0, 30.0, 40, {"eval_auc": (0.9, 20)})
-    only_loss = evaluating({"loss": (0.5, 40)})
-    assert only_loss.evaluate(only_loss.initial_model()) == Evaluation(20.0, None, 40)
-    without = trainer(plain_sgd)
-    assert without.evaluate(without.initial_model()) == Evaluation(0.0, 0.0, 0)
-
-
 @pytest.mark.parametrize(
     ("found", "sums"),
     [
+        (
+            {"loss": (0.5, 40), "dice": (0.75, 40), "auc": (0.9, 20)},
+            Evaluation(20.0, 30.0, 40, {"eval_auc": (0.9, 20)}),
+        ),
+        ({"loss": (0.5, 40)}, Evaluation(20.0, None, 40)),
+        # The loss keeps its mean where it has other samples than the score.
         ({"loss": (0.5, 100), "dice": (0.75, 40)}, Evaluation(20.0, 30.0, 40)),
         ({"loss": (float("nan"), 0), "dice": (0.75, 40)}, Evaluation(None, 30.0, 40)),
         ({"loss": (0.5, 100), "dice": (float("nan"), 0)}, Evaluation(50.0, None, 100)),
     ],
-    ids=["more for the loss", "none for the loss", "none for the score"],
 )
-def test_a_loss_keeps_its_mean_where_it_has_other_samples_than_the_score(
-    found: dict[str, tuple[float, int]], sums: Evaluation
-) -> None:
+def test_an_evaluation_is_sums_of_its_means(found: dict[str, tuple[float, int]], sums: Evaluation) -> None:
     guest = evaluating(found)
     assert guest.evaluate(guest.initial_model()) == sums
+
+
+def test_without_a_function_there_is_no_evaluation() -> None:
+    without = trainer(plain_sgd)
+    assert without.evaluate(without.initial_model()) == Evaluation(0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsync.cli import main
-from fedsync.client import Silo
+from fedsync.client import Silo, SiloApp
 from fedsync.common.errors import ConfigError, Diverged
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
@@ -21,6 +20,8 @@ from fedsync.silo.session.session import SiloSession
 from fedsync.train import module_parts
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.module_parts import PrivateParts, parts_of
+from fedsync.train.options import LocalOptions
+from tests.commands.call import call
 from tests.train.make import order
 
 APP = '''
@@ -137,12 +138,9 @@ def test_whole_runs_keep_them_apart_silo_by_silo(
     monkeypatch.chdir(tmp_path)
     Path("silos.yaml").write_text("silos: [{name: a, speed: 2000}, {name: b, speed: 1000}]")
     task = json.dumps(spec.model_dump()["task"])
-    command = ["run", "fedavg", "--silos", "silos.yaml", "--runtime", "virtual", "--out", "run"]
     sets = [f"task={task}", f"cipher={{kind: {cipher}}}", "stop={rounds: 3}", "local={steps: 3, batch_size: 4}"]
-    monkeypatch.setattr("sys.argv", ["fedsync", *command, *(word for each in sets for word in ("--set", each))])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
+    words = [word for each in sets for word in ("--set", each)]
+    call("run", "fedavg", "--silos", "silos.yaml", "--runtime", "virtual", "--out", "run", *words)
     model = torch.load("run/model.pt", weights_only=True)
     built = session(spec, tmp_path)._trainer.initial_model()
     assert torch.cat([model["body.weight"].flatten(), model["body.bias"]]).numpy() != pytest.approx(built)
@@ -217,9 +215,6 @@ def test_what_is_too_large_spoiled_or_of_another_model_is_refused(monkeypatch: p
 
 
 def test_one_name_may_be_a_text_and_a_trainer_may_leave_the_model_elsewhere() -> None:
-    from fedsync.client import SiloApp
-    from fedsync.train.options import LocalOptions
-
     app = SiloApp()
 
     @app.setup()

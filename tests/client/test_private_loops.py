@@ -70,9 +70,9 @@ def update_of(trainer: GuestTrainer, told: PrivateSettings, batch_size: int = 3,
     return trainer.run(asked, trainer.initial_model(), Cursor())
 
 
-def private(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+def private(work: Work, model: nn.Module, train: Dataset[Any], num_workers: int = 0) -> None:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
-    model, optimizer, loader = work.private(model, optimizer, work.loader(train))
+    model, optimizer, loader = work.private(model, optimizer, work.loader(train, num_workers=num_workers))
     for batch in loader:
         loss = half_squares(model, batch)
         optimizer.zero_grad()
@@ -126,11 +126,7 @@ def test_a_step_without_rows_is_noise_alone() -> None:
 
 def test_with_workers_and_several_steps_the_sum_is_that_of_the_steps() -> None:
     def by_worker(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
-        optimizer: Any = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
-        model, optimizer, loader = work.private(model, optimizer, work.loader(train, num_workers=1))
-        for batch in loader:
-            slope(model, batch)
-            optimizer.step()
+        private(work, model, train, num_workers=1)
 
     done = update_of(trainer_of(by_worker), settings(), batch_size=3, steps=3)
     weights = np.zeros(2)
@@ -378,14 +374,10 @@ def test_a_network_with_dropout_in_a_loop_that_calls_train_is_private() -> None:
     assert trainer._model[1].p == 0.5  # type: ignore[index]
 
 
-def test_a_private_run_trains_nothing_before_it_has_settings() -> None:
+def test_a_private_run_trains_nothing_before_it_has_settings_with_noise() -> None:
     trainer = trainer_of(private)
     trainer._options = replace(trainer._options, private=True)
     with pytest.raises(ConfigError, match="chosen no noise"):
         trainer.run(order(), trainer.initial_model(), Cursor())
-
-
-def test_without_chosen_noise_nothing_is_trained() -> None:
-    trainer = trainer_of(private)
     with pytest.raises(ConfigError, match="chosen no noise"):
-        update_of(trainer, settings(None))
+        update_of(trainer_of(private), settings(None))

@@ -9,7 +9,7 @@ import torch
 from flwr.app import ConfigRecord
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from fedsync.client import steps
+from fedsync.client import steps, untimed
 from fedsync.common.errors import ConfigError
 
 DATA = TensorDataset(torch.arange(12))
@@ -120,7 +120,10 @@ def test_batches_that_somebody_else_makes_are_left_as_they_are() -> None:
     assert [len(rows) for (rows,) in steps(message(4), own)] == [5, 5, 2]
     assert list(steps(message(4), [1, 2, 3])) == [1, 2, 3]
     loader = DataLoader(DATA, batch_size=5)
-    assert steps(SimpleNamespace(content={"config": ConfigRecord({"batch-size": 4})}), loader) is loader
+    of_another_strategy: Any = SimpleNamespace(content={"config": ConfigRecord({"batch-size": 4})})
+    assert steps(of_another_strategy, loader) is loader
+    with untimed(of_another_strategy):
+        pass
 
 
 class Padded(DataLoader[Any]):

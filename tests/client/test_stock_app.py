@@ -3,13 +3,13 @@
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord
 
 from fedsync.common.errors import ConfigError, OwnerRefusal, ProtocolError
 from fedsync.common.sandbox.path_sandbox import ALLOWED
@@ -112,20 +112,16 @@ def test_a_bsp_halts_its_loop_in_the_middle(tmp_path: Path) -> None:
         "barrier={kind: a-bsp, sync_ratio: 0.34, report_s: 0.1}",
         "stop.rounds=1",
     )
-    strategy = FedSync(
-        config, cluster(a=16.0, b=16.0, c=800.0), out=tmp_path / "out", timing=Timeouts(poll_s=0.01, order_timeout_s=60)
-    )
+    timing = Timeouts(poll_s=0.01, order_timeout_s=60)
+    strategy = FedSync(config, cluster(a=16.0, b=16.0, c=800.0), out=tmp_path / "out", timing=timing)
     with silos_in_this_process():
-        strategy.start(DirectGrid(3))
-    assert strategy.run_summary is not None
-    done = {silo["name"]: silo["steps"] for silo in strategy.run_summary["silos"]}
+        summary = strategy.start(DirectGrid(3)).summary
+    done = {silo["name"]: silo["steps"] for silo in summary["silos"]}
     assert done["c"] == 40
     assert 1 <= done["a"] < 20 and 1 <= done["b"] < 20
 
 
 def test_a_serverapps_first_model_needs_no_model_at_silos(tmp_path: Path) -> None:
-    from flwr.app import ArrayRecord
-
     folder = stock_app(tmp_path, CHANGES)
     config = strategy_of(folder, "task={kind: clientapp, app: 'digitsapp.client_app:app'}", "stop.rounds=1")
     config = config.model_copy(update={"task": config.task.relocated(lambda path: str((folder / path).resolve()))})
@@ -182,13 +178,6 @@ def test_a_server_cannot_describe_a_model_that_no_silo_would_take(
         RunSpec.parse(json.dumps(spec))
 
 
-@pytest.fixture
-def _fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(ALLOWED, OwnerPolicy(data=[str(tmp_path / "mine")]).model_dump_json())
-    yield
-
-
-@pytest.mark.usefixtures("_fenced")
 @pytest.mark.parametrize(
     "task",
     [
@@ -198,7 +187,10 @@ def _fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         {"app": "client_app:app", "folder": "mine/digitsapp/../.."},
     ],
 )
-def test_a_run_names_no_app_outside_its_owners_folders(task: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_names_no_app_outside_its_owners_folders(
+    task: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOWED, OwnerPolicy(data=[str(tmp_path / "mine")]).model_dump_json())
     for place in ("mine", "theirs"):
         stock_app(tmp_path / place, CHANGES)
     base = strategy_of(tmp_path)

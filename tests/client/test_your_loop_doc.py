@@ -9,8 +9,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedsync.cli import main
 from tests.client.stock_app import stock_app
+from tests.commands.call import call
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, CLIENTAPP = DOCS / "your-loop.md", DOCS / "flower-clientapp.md"
@@ -35,10 +35,7 @@ def test_the_lines_of_the_flower_app_are_all_it_takes(tmp_path: Path, monkeypatc
         (tmp_path / name).write_text(blocks[name], encoding="utf-8")
     (command,) = re.findall(r"`fedsync (run flower.yaml .*?)`", text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedsync", *command.split(), "--out", "out"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
+    call(*command.split(), "--out", "out")
     rows = [json.loads(line) for line in Path("out/rounds.jsonl").read_text().splitlines()]
     assert rows[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
     assert rows[-1]["accuracy"] > 0.85
@@ -54,10 +51,7 @@ def test_the_example_trains_and_batches_follow_the_speeds(
         (tmp_path / name).write_text(block, encoding="utf-8")
     (command,) = re.findall(r"^fedsync (run .*)$", text, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedsync", *command.split(), "--set", f"cipher={{kind: {cipher}}}"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
+    call(*command.split(), "--set", f"cipher={{kind: {cipher}}}")
     rows = [json.loads(line) for line in Path("runs/own-loop/rounds.jsonl").read_text().splitlines()]
     assert rows[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
     assert rows[-2]["accuracy"] > 0.9
@@ -79,11 +73,7 @@ def test_the_private_example_trains_and_tells_no_loss(
     for name, block in blocks.items():
         (tmp_path / name).write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    command = ["run", "private.yaml", "--silos", "silos.yaml", "--runtime", "virtual", "--out", "out"]
-    monkeypatch.setattr("sys.argv", ["fedsync", *command])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
+    call("run", "private.yaml", "--silos", "silos.yaml", "--runtime", "virtual", "--out", "out")
     rows = [json.loads(line) for line in Path("out/rounds.jsonl").read_text().splitlines()]
     assert len(rows) >= 3
     assert all(row.get(figure) is None for row in rows for figure in ("loss", "train_loss", "accuracy"))

@@ -1,4 +1,4 @@
-"""Loops of Lightning and Hugging Face for tests of private orders; both libraries must be there."""
+"""Loops of Lightning and Hugging Face for tests; both libraries must be there."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +27,14 @@ class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
         super().__init__()
         self.net, self.lr = net, rate
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def loss(self, batch: Any) -> Any:
         return half_squares(self.net, batch)
 
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        return half_squares(self.net, batch)
+        return self.loss(batch)
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.net.parameters(), lr=self.lr)
@@ -52,7 +55,14 @@ class ByHand(Lit):
 
 
 def fit(
-    work: Work, model: nn.Module, train: Any, kind: Any = Lit, callbacks: Any = (), given: Any = None, **options: Any
+    work: Work,
+    model: nn.Module,
+    train: Any,
+    kind: Any = Lit,
+    callbacks: Any = (),
+    given: Any = None,
+    test: Any = None,
+    **options: Any,
 ) -> None:
     from fedsync.client.lightning import FedSyncCallback
 
@@ -63,7 +73,8 @@ def fit(
         callbacks=[FedSyncCallback(work), *callbacks],
         **{"max_epochs": -1, **quiet, **options},
     )
-    engine.fit(kind(model, work.learning_rate), work.loader(train) if given is None else given)
+    batches = work.loader(train) if given is None else given
+    engine.fit(kind(model, work.learning_rate), batches, val_dataloaders=test)
 
 
 class Wrapped(nn.Module):
@@ -80,6 +91,12 @@ def collate(samples: list[Any]) -> dict[str, Tensor]:
     return {"points": torch.stack(points), "targets": torch.stack(targets)}
 
 
+def arguments(**options: Any) -> Any:
+    plain = {"lr_scheduler_type": "constant", "optim": "sgd", "save_strategy": "no", "report_to": "none"}
+    plain |= {"disable_tqdm": True, "use_cpu": True, "remove_unused_columns": False}
+    return transformers.TrainingArguments(output_dir="unused", **{**plain, **options})
+
+
 def face(
     work: Work,
     model: nn.Module,
@@ -89,22 +106,13 @@ def face(
     after: Callable[[Any], None] = lambda trainer: None,
     net: Any = Wrapped,
     collate: Any = collate,
+    test: Any = None,
     **options: Any,
 ) -> None:
     from fedsync.client.huggingface import trainer_for
 
-    plain = {"lr_scheduler_type": "constant", "optim": "sgd", "save_strategy": "no", "report_to": "none"}
-    arguments = transformers.TrainingArguments(
-        output_dir="unused",
-        learning_rate=work.learning_rate,
-        disable_tqdm=True,
-        use_cpu=True,
-        remove_unused_columns=False,
-        **{**plain, **options},
-    )
-    theirs = kind(
-        model=net(model), args=arguments, train_dataset=train, data_collator=collate, callbacks=list(callbacks)
-    )
+    args, data = arguments(learning_rate=work.learning_rate, **options), {"train_dataset": train, "eval_dataset": test}
+    theirs = kind(model=net(model), args=args, data_collator=collate, callbacks=list(callbacks), **data)
     trainer = trainer_for(work, theirs)
     after(trainer)
     trainer.train()

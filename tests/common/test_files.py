@@ -1,10 +1,11 @@
-"""Files that only their owner may read."""
+"""Files that only their owner may read, and damage to them, which is noticed wherever it is."""
 
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.files import (
     ANYBODY_FILE,
     check_result,
+    digested,
     private_folder,
     read_private,
     remove_unfinished,
+    undigested,
     write_atomically,
     write_private,
     write_result,
@@ -29,27 +32,30 @@ def folder(tmp_path: Path) -> Path:
     return private_folder(tmp_path / "own")
 
 
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_a_secret_is_written_for_its_owner_alone_whatever_the_umask(folder: Path) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         write_private(folder / "key", b"secret")
         open_to_all = private_folder(folder / "inner")
-    finally:
-        os.umask(before)
     assert (mode(folder / "key"), mode(folder), mode(open_to_all)) == (0o600, 0o700, 0o700)
     assert read_private(folder / "key", 6) == b"secret"
 
 
 def test_a_public_file_can_be_read_by_all_even_under_a_strict_umask(folder: Path) -> None:
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         write_atomically(folder / "public", b"x", ANYBODY_FILE)
-    finally:
-        os.umask(before)
     assert mode(folder / "public") == 0o644
 
 
@@ -58,11 +64,8 @@ def test_a_public_file_can_be_read_by_all_even_under_a_strict_umask(folder: Path
 def test_a_new_file_has_the_permissions_that_the_process_gives(
     folder: Path, write: Callable[[Path, bytes], None], mask: int
 ) -> None:
-    before = os.umask(mask)
-    try:
+    with umask(mask):
         write(folder / "model.pt", b"x")
-    finally:
-        os.umask(before)
     assert mode(folder / "model.pt") == 0o666 & ~mask
 
 
@@ -169,3 +172,15 @@ def test_what_is_no_plain_file_or_too_long_is_refused(folder: Path, tmp_path: Pa
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="no folder can be made"):
         private_folder(tmp_path / "file")
+
+
+def test_what_was_written_comes_back_and_nothing_else_does() -> None:
+    data = digested(b"model")
+    assert undigested(data) == b"model"
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        assert undigested(bytes(changed)) is None
+        assert undigested(data[:at]) is None
+    assert undigested(data + b"\0") is None
+    assert undigested(digested(b"")) == b""

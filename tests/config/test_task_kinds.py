@@ -119,12 +119,10 @@ def test_paths_are_relative_to_the_file_where_something_is_there(tmp_path: Path,
 def test_what_a_file_says_is_built(tmp_path: Path) -> None:
     data, partition = "{kind: idx, folder: far/away, first_class: 1}", "{kind: dirichlet, alpha: 0.3}"
 
-    task = load(
-        tmp_path, f"{{kind: images, model: cnn, norm: batch, data: {data}, partition: {partition}}}"
-    ).task.build()
+    task = load(tmp_path, f"{{kind: images, model: cnn, norm: batch, data: {data}, partition: {partition}}}").task
 
     source = IdxSource("far/away", first_class=1)
-    assert task == ImagesTask(source, Dirichlet(0.3), 0.2, network_name="cnn", norm="batch")
+    assert task.build() == ImagesTask(source, Dirichlet(0.3), 0.2, network_name="cnn", norm="batch")
 
 
 def test_no_kind_of_task_is_known_by_importing_torch() -> None:
@@ -152,12 +150,8 @@ def test_every_kind_is_in_the_schema_and_the_docs() -> None:
         assert f'"const": "{kind}"' in schema
         assert f"`{kind}`" in page, "say what it is"
         assert section.__doc__
-    assert {kind for kind, section in KINDS.items() if section.additive} == {
-        "k-means",
-        "fuzzy-c-means",
-        "gaussian-mixture",
-        "factorisation",
-    }
+    additive = {kind for kind, section in KINDS.items() if section.additive}
+    assert additive == {"k-means", "fuzzy-c-means", "gaussian-mixture", "factorisation"}
 
 
 def test_metrics_that_a_task_returns_in_error_are_not_left_out(tmp_path: Path) -> None:

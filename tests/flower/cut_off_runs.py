@@ -1,4 +1,4 @@
-"""A server that dies, and one that goes on from what is on disk."""
+"""Runs of a few silos that answer at once; a server that dies, and one that goes on from what is on disk."""
 
 from pathlib import Path
 
@@ -9,17 +9,42 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.timeouts import Timeouts
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import Train
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, honest
 
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
+
+def named_silos(names: str) -> ClusterConfig:
+    """Silos of one letter each, whose training takes no time."""
+    return ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in names]})
+
+
+SILOS = named_silos("abc")
 QUICK = [SMALL, "local.steps=2", "local.batch_size=8", "stop.rounds=4"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 
 
 class Killed(BaseException):
     """The server dies."""
+
+
+def with_keys(
+    config: StrategyConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, silos: ClusterConfig = SILOS
+) -> Path | None:
+    """Keys for the silos in the environment; returns the server's file, or None where nothing is encrypted."""
+    rings = emulated_rings(config, silos, folder)
+    if rings is None:
+        return None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    return rings[1]
+
+
+def keys_for(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
+    """The same for `strategy_in` with these overrides, which encrypt."""
+    keys = with_keys(StrategyConfig.load("fedavg", [*QUICK, *overrides]), folder, monkeypatch)
+    assert keys is not None
+    return keys
 
 
 def strategy_in(out: Path, *overrides: str, name: str = "fedavg", **options: object) -> FedSync:

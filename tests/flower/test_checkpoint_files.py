@@ -142,12 +142,16 @@ def test_fields_are_written_by_name(tmp_path: Path) -> None:
     assert all(name in data for name in (b"elapsed_s", b"position", b"evaluating", b"aggregator"))
 
 
-@pytest.mark.parametrize(("kind", "anew"), [("plain", True), ("pad", False)])
-def test_silos_begin_anew_where_they_may_know_more_and_it_is_said_once(kind: str, anew: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "behind", "anew"), [("plain", COMMIT, True), ("plain", b"", False), ("pad", COMMIT, False)]
+)
+def test_silos_begin_anew_where_they_may_know_more_and_it_is_said_once(
+    kind: str, behind: bytes, anew: bool, tmp_path: Path
+) -> None:
     """A commit behind the checkpoint: under encryption nobody has heard of it, for none goes out without one."""
     journal(tmp_path, b"line\n")
     save(checkpoints(tmp_path, kind), 1, position=5)
-    journal(tmp_path, b"line\n" + COMMIT + b"half a li")
+    journal(tmp_path, b"line\n" + behind + b"half a li")
     first = prepare(tmp_path, "config").origin.spec
     assert (json.loads(first)["run"] != "first") == anew
     assert (tmp_path / JOURNAL).read_bytes() == b"line\n"

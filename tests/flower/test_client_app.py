@@ -24,17 +24,7 @@ from fedsync.silo.agent import answers
 from fedsync.silo.agent.answers import EmulatedLine, emulated_line, identify
 from fedsync.silo.agent.joins import INBOX, JOINED, JoinedRun, dropped, trusted
 from fedsync.silo.owner.refusals import last_refusals
-from fedsync.silo.protocol import (
-    STATE,
-    AskModel,
-    Identity,
-    InProgress,
-    Refusal,
-    Refused,
-    Train,
-    exchange,
-    write_reply,
-)
+from fedsync.silo.protocol import STATE, AskModel, Identity, InProgress, Refusal, Refused, Train, exchange, write_reply
 from fedsync.silo.session.service import TrainerService
 from fedsync.silo.session.trainer_client import app_folder, asked_for
 from fedsync.train.loop import Trainer
@@ -65,21 +55,11 @@ def windows(service: TrainerService) -> set[tuple[bool, bool]]:
 # What the node's configuration says.
 
 
-def test_a_node_that_says_nothing_goes_with_the_run() -> None:
+def test_a_node_decides_or_goes_with_the_run() -> None:
     with pytest.raises(ConfigError, match="node configuration, partition-id: 'three' is no number"):
         identify("{}", {"partition-id": "three"})
     assert identify("{}", {"partition-id": 3}) == Identity("{}", 3, "silo-3", None, None, True)
-
-
-def test_a_node_decides() -> None:
-    node = {
-        "partition-id": 1,
-        "silo-name": "clinic-a",
-        "declared-speed": 20,
-        "device": "cuda:1",
-        "resources": False,
-    }
-
+    node = {"partition-id": 1, "silo-name": "clinic-a", "declared-speed": 20, "device": "cuda:1", "resources": False}
     assert identify("{}", node) == Identity("{}", 1, "clinic-a", 20.0, "cuda:1", False)
 
 

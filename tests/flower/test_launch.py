@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedsync.flower import launch
+from fedsync.flower.process_environment import flower_environment, flower_in_this_process
+from tests.proxy import as_httpx_goes
 
 RUN = """
 import sys, threading, time, types
@@ -55,3 +58,29 @@ def test_a_supernode_serves_its_own_processes_on_loopback_at_a_free_port() -> No
 )
 def test_a_program_is_told_what_it_was_told_here(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).stdout.split() == [f"flower-{arguments[0]}", *arguments[1:]]
+
+
+URLS = ["http://127.0.0.1:9092", "https://127.0.0.1:9092", "https://localhost:9092", "https://[::1]:9092"]
+PROXY = "http://proxy.example.org:3128"
+
+
+# Calls on one machine go through no proxy, whatever the environment of whoever starts Flower says.
+
+
+@pytest.fixture
+def behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, PROXY)
+    for name in ("NO_PROXY", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("behind_a_proxy")
+@pytest.mark.parametrize("url", URLS)
+def test_flowers_processes(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_httpx_goes({}, url, monkeypatch) == "proxy.example.org:3128", "this is what is to be kept from them"
+    assert as_httpx_goes(flower_environment(tmp_path), url, monkeypatch) is None
+    assert as_httpx_goes(flower_environment(tmp_path), "https://wandb.example.org", monkeypatch) is not None
+    with flower_in_this_process(tmp_path):
+        assert as_httpx_goes({}, url, monkeypatch) is None

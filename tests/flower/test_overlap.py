@@ -11,7 +11,6 @@ import pytest
 from flwr.app import Context, Message
 
 import fedsync
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import WorkFailed
@@ -19,21 +18,15 @@ from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import Completed, Identity, Train
 from fedsync.silo.session.order_queue import OrderJob
 from fedsync.silo.session.service import TrainerService
 from tests.e2e.deployed import SMALL
+from tests.flower.cut_off_runs import SILOS, Killed, with_keys
 from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process, trainers
 
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 ROUNDS = 6
-QUICK = [
-    SMALL,
-    "local={steps: 2, batch_size: 8, learning_rate: 0.01}",
-    f"stop.rounds={ROUNDS}",
-    "balancer.kind=fixed",
-]
+QUICK = [SMALL, "local={steps: 2, batch_size: 8, learning_rate: 0.01}", f"stop.rounds={ROUNDS}", "balancer.kind=fixed"]
 TIMING = Timeouts(poll_s=0.001, report_s=0.0, order_timeout_s=600, join_timeout_s=600)
 """Nothing waits for training: each order is queued before the one before it is done."""
 
@@ -52,13 +45,6 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-Answers = dict[int, Answer]
-
-
-class Killed(BaseException):
-    """The server dies."""
-
-
 @dataclass
 class Run:
     """Rounds of FedAvg with an order queued at each silo, in a folder."""
@@ -69,13 +55,12 @@ class Run:
     section: str = "wire={}"
     keys: Path | None = None
 
-    def start(self, answers: Answers | None = None, *, resume: bool = False) -> Path:
+    def start(self, answers: dict[int, Answer] | None = None, *, resume: bool = False) -> Path:
         """Run to the end; returns the folder of the run's files."""
         sets = [*QUICK, f"barrier={{kind: overlap, {self.barrier}}}", self.section]
         config, out = StrategyConfig.load("fedavg", sets), self.folder / "run"
-        if not resume and (rings := emulated_rings(config, SILOS, self.folder)) is not None:
-            self.monkeypatch.setenv(KEYS, str(rings[0]))
-            self.keys = rings[1]
+        if not resume:
+            self.keys = with_keys(config, self.folder, self.monkeypatch)
         strategy = FedSync(config, SILOS, out=out, timing=TIMING, keys=self.keys, resume=resume)
         strategy.start(DirectGrid(3, answers))
         return out

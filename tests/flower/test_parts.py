@@ -9,35 +9,32 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Message
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
+from fedsync.flower.result import RunResult
 from fedsync.model.tensor_parts import ModelForm
-from fedsync.server.checkpoints import prepare
-from fedsync.server.timeouts import Timeouts
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.observe.run_builder import measuring
+from fedsync.server.checkpoints import digest, prepare
+from fedsync.silo.owner.key_lookup import KEYS
 from fedsync.silo.protocol import Describe, Hello
+from tests.flower import cut_off_runs
+from tests.flower.cut_off_runs import SILOS, with_keys
 from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying
 from tests.simulation.test_parts import APP, TASK
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = ["local.steps=2", "local.batch_size=8", "stop.rounds=2", "min_silos=2"]
-TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, look_s=0.05)
+TIMING = replace(cut_off_runs.TIMING, look_s=0.05)
 
 
 def started(
     folder: Path, monkeypatch: pytest.MonkeyPatch, task: object, *overrides: str, grid: DirectGrid | None = None
-) -> FedSync:
-    """A run that has been, with keys where it is encrypted."""
+) -> RunResult:
+    """What comes of a run, with keys where it is encrypted."""
     config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(task)}", *overrides])
-    rings = emulated_rings(config, SILOS, folder)
-    if rings is not None:
-        monkeypatch.setenv(KEYS, str(rings[0]))
-    run = FedSync(config, SILOS, out=folder / "run", timing=TIMING, keys=None if rings is None else rings[1])
-    run.start(grid or DirectGrid(3))
-    return run
+    keys = with_keys(config, folder, monkeypatch)
+    return FedSync(config, SILOS, out=folder / "run", timing=TIMING, keys=keys).start(grid or DirectGrid(3))
 
 
 def app(folder: Path, **options: str) -> dict[str, object]:
@@ -65,9 +62,8 @@ def lying(form: ModelForm | None) -> Answer:
 def test_a_liar_with_another_layout_or_with_nonsense_is_refused(
     form: ModelForm | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = started(tmp_path, monkeypatch, {"kind": "digits"}, grid=DirectGrid(3, {2: lying(form)}))
-    assert run.run_summary is not None
-    assert {silo["name"] for silo in run.run_summary["silos"] if silo["orders"]} == {"a", "c"}
+    result = started(tmp_path, monkeypatch, {"kind": "digits"}, grid=DirectGrid(3, {2: lying(form)}))
+    assert {silo["name"] for silo in result.summary["silos"] if silo["orders"]} == {"a", "c"}
     assert "failed the check" in caplog.text and len(max(caplog.text.splitlines(), key=len)) < 400
 
 
@@ -101,9 +97,6 @@ def test_a_resumed_run_remembers_whose_frozen_tensors_count(tmp_path: Path, monk
     config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(app(tmp_path))}"])
     with pytest.raises(KeyboardInterrupt):
         FedSync(config, SILOS, out=tmp_path / "run", timing=TIMING).start(DirectGrid(3), evaluate_fn=dies)
-    from fedsync.observe.run_builder import measuring
-    from fedsync.server.checkpoints import digest
-
     origin = prepare(tmp_path / "run", digest(measuring(config), SILOS)).origin
     assert origin.frozen is not None and len(origin.frozen) == 64 and origin.kept == ("body.weight", "body.bias")
 

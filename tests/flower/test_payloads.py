@@ -5,19 +5,8 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedsync.common.errors import ProtocolError
-from fedsync.flower.payloads import SMALL_BYTES, from_arrays, pack, read_model, to_arrays, unpack
+from fedsync.flower.payloads import SMALL_BYTES, pack, read_model, unpack
 from fedsync.model.layout import Layout, as_vector
-
-LARGEST_SMALL = SMALL_BYTES // 4
-
-
-@pytest.mark.parametrize(("size", "small"), [(1, True), (LARGEST_SMALL, True), (LARGEST_SMALL + 1, False)])
-def test_a_vector_comes_as_it_went(size: int, small: bool) -> None:
-    vector = np.random.default_rng(1).normal(size=size).astype(np.float32)
-    packed = pack(vector)
-    assert isinstance(packed, bytes) is small
-    read = as_vector(unpack(packed, vector.nbytes, "silo"), Layout(("w",), ((size,),)), "silo")
-    np.testing.assert_array_equal(read, vector)
 
 
 @pytest.mark.parametrize(("size", "small"), [(0, True), (SMALL_BYTES, True), (SMALL_BYTES + 1, False)])
@@ -49,20 +38,6 @@ def test_what_is_not_one_raw_array_is_no_payload(record: dict[str, Array]) -> No
 def test_what_an_array_claims_does_not_count() -> None:
     lying = Array("object", (2**50,), "raw", bytes(range(8)))
     np.testing.assert_array_equal(unpack(ArrayRecord({"flat": lying}), 8, "silo"), np.arange(8))
-
-
-def test_named_arrays_come_back_from_a_vector() -> None:
-    layout, vector = Layout(("w", "b"), ((2, 3), ())), np.arange(7, dtype=np.float32)
-    back, found = from_arrays(to_arrays(vector, layout))
-    assert found == layout
-    np.testing.assert_array_equal(back, vector)
-
-
-def test_a_model_comes_with_its_layout() -> None:
-    layout, vector = Layout(("w", "b"), ((2, 3), ())), np.arange(7, dtype=np.float32)
-    model, found = read_model(layout, vector.view(np.uint8), "silo")
-    assert found == layout
-    np.testing.assert_array_equal(model, vector)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from fedsync.flower.registration import NODES_FILE, Registered
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops import runs
 
+Keys = Callable[..., Path]
+
 FAKE = '''
 import json, os, signal, sys
 from pathlib import Path
@@ -118,7 +120,7 @@ def flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFlower:
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> Callable[..., Path]:
+def key(tmp_path: Path) -> Keys:
     """Makes a silo's key; another one in each folder."""
     return lambda name, folder="keys": make_node_key(name, tmp_path / folder).public
 
@@ -132,7 +134,7 @@ def test_flowers_command_line_is_told_the_way(authority: Path | None, trust: dic
     assert told == {"superlink": {"default": "here", "here": {"address": "127.0.0.1:5", **trust}}}
 
 
-def test_a_key_is_registered_once(flower: FakeFlower, key: Callable[..., Path]) -> None:
+def test_a_key_is_registered_once(flower: FakeFlower, key: Keys) -> None:
     keys = {name: key(name) for name in ("berlin", "paris")}
     assert flower.register(keys) == flower.register(keys) == Registered()
     assert flower.nodes == [("berlin", True), ("paris", True)]
@@ -142,7 +144,7 @@ def test_a_key_is_registered_once(flower: FakeFlower, key: Callable[..., Path]) 
 
 
 def test_registrations_are_not_changed_while_another_process_changes_them(
-    flower: FakeFlower, key: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    flower: FakeFlower, key: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both would write the whole record: a key that one revokes would be valid in the other's."""
     monkeypatch.setattr(registration, "_LOCK_S", 0.0)
@@ -158,7 +160,7 @@ def test_registrations_are_not_changed_while_another_process_changes_them(
 
 
 def test_flower_s_command_goes_through_no_proxy_and_calls_nobody_else(
-    flower: FakeFlower, key: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    flower: FakeFlower, key: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
     for name in ("NO_PROXY", "no_proxy"):
@@ -169,7 +171,7 @@ def test_flower_s_command_goes_through_no_proxy_and_calls_nobody_else(
     assert (call["FLWR_HOME"], call["FLWR_TELEMETRY_ENABLED"], call["PYTHONSAFEPATH"]) == (str(flower.home), "0", "1")
 
 
-def test_what_was_registered_is_put_down_for_the_server_alone(flower: FakeFlower, key: Callable[..., Path]) -> None:
+def test_what_was_registered_is_put_down_for_the_server_alone(flower: FakeFlower, key: Keys) -> None:
     flower.register({"berlin": key("berlin")})
     flower.revoke("berlin")
     flower.register({"berlin": key("berlin", "fresh")})
@@ -181,7 +183,7 @@ def test_what_was_registered_is_put_down_for_the_server_alone(flower: FakeFlower
     assert stat.S_IMODE((flower.home / NODES_FILE).stat().st_mode) == 0o600
 
 
-def test_a_silo_s_other_key_takes_the_place_of_the_one_before(flower: FakeFlower, key: Callable[..., Path]) -> None:
+def test_a_silo_s_other_key_takes_the_place_of_the_one_before(flower: FakeFlower, key: Keys) -> None:
     old, other, fresh = key("berlin", "old"), key("paris"), key("berlin", "fresh")
     flower.register({"berlin": old, "paris": other})
     assert flower.register({"berlin": fresh, "paris": other}) == Registered(retired={"berlin": 1})
@@ -192,9 +194,7 @@ def test_a_silo_s_other_key_takes_the_place_of_the_one_before(flower: FakeFlower
     assert flower.nodes[-1] == ("berlin", True), "the valid key stays where the other will not do"
 
 
-def test_the_key_before_stays_where_the_other_cannot_be_registered(
-    flower: FakeFlower, key: Callable[..., Path]
-) -> None:
+def test_the_key_before_stays_where_the_other_cannot_be_registered(flower: FakeFlower, key: Keys) -> None:
     flower.register({"berlin": key("berlin", "old")})
     flower.does("raises")
     assert flower.register({"berlin": key("berlin", "fresh")}).problems.keys() == {"berlin"}
@@ -204,9 +204,7 @@ def test_the_key_before_stays_where_the_other_cannot_be_registered(
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_key_under_another_name_is_no_registration(
-    together: bool, flower: FakeFlower, key: Callable[..., Path]
-) -> None:
+def test_a_key_under_another_name_is_no_registration(together: bool, flower: FakeFlower, key: Keys) -> None:
     one = key("berlin")
     if not together:
         flower.register({"berlin": one})
@@ -216,7 +214,7 @@ def test_a_key_under_another_name_is_no_registration(
     assert flower.register({"berlin": one}) == Registered(), "which costs the silo nothing whose key it is"
 
 
-def test_a_key_that_was_revoked_stays_out(flower: FakeFlower, key: Callable[..., Path]) -> None:
+def test_a_key_that_was_revoked_stays_out(flower: FakeFlower, key: Keys) -> None:
     keys = {name: key(name) for name in ("berlin", "paris")}
     flower.register(keys)
     for name in ("berlin", "berlin", "rome"):
@@ -229,9 +227,7 @@ def test_a_key_that_was_revoked_stays_out(flower: FakeFlower, key: Callable[...,
     assert flower.nodes == [("berlin", False), ("paris", True), ("berlin", True)]
 
 
-def test_of_a_key_that_the_superlink_knew_before_nobody_can_say_whose_it_is(
-    flower: FakeFlower, key: Callable[..., Path]
-) -> None:
+def test_of_a_key_that_the_superlink_knew_before_nobody_can_say_whose_it_is(flower: FakeFlower, key: Keys) -> None:
     """As where the list of nodes was lost, and the SuperLink's database was not."""
     keys = {"berlin": key("berlin")}
     flower.register(keys)
@@ -260,9 +256,7 @@ def other_key(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ed25519", "dsa", "nonsense", "missing"])
-def test_a_bad_key_keeps_no_other_silo_out(
-    kind: str, flower: FakeFlower, key: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_bad_key_keeps_no_other_silo_out(kind: str, flower: FakeFlower, key: Keys, tmp_path: Path) -> None:
     bad = tmp_path / "berlin.node.pub"
     if kind != "missing":
         bad.write_bytes(other_key(kind))
@@ -289,7 +283,7 @@ def test_problems_are_raised_together() -> None:
     ("does", "said"), [("answers-not", "the SuperLink is unavailable"), ("raises", "ValueError: no such connection")]
 )
 def test_where_no_superlink_answers_the_silo_is_named_and_nothing_is_put_down(
-    does: str, said: str, flower: FakeFlower, key: Callable[..., Path]
+    does: str, said: str, flower: FakeFlower, key: Keys
 ) -> None:
     keys = {"berlin": key("berlin")}
     flower.does(does)
@@ -305,7 +299,7 @@ def test_where_no_superlink_answers_the_silo_is_named_and_nothing_is_put_down(
     assert flower.nodes == [("berlin", False)]
 
 
-def test_what_was_registered_before_the_command_died_is_put_down(flower: FakeFlower, key: Callable[..., Path]) -> None:
+def test_what_was_registered_before_the_command_died_is_put_down(flower: FakeFlower, key: Keys) -> None:
     keys = {name: key(name) for name in ("berlin", "paris", "rome")}
     flower.does("dies")
     assert flower.register(keys).problems.keys() == {"paris", "rome"}
@@ -314,16 +308,14 @@ def test_what_was_registered_before_the_command_died_is_put_down(flower: FakeFlo
     assert flower.nodes == [("berlin", True), ("paris", True), ("rome", True)]
 
 
-def test_a_command_that_hangs_is_ended(
-    flower: FakeFlower, key: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_hangs_is_ended(flower: FakeFlower, key: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     flower.does("hangs")
     monkeypatch.setattr(registration, "_TIMEOUT_S", -9.0)  # and ten seconds for the key
     (problem,) = flower.register({"berlin": key("berlin")}).problems.values()
     assert "did not end in time" in str(problem)
 
 
-def test_each_call_has_its_own_output_wherever_it_is_written(flower: FakeFlower, key: Callable[..., Path]) -> None:
+def test_each_call_has_its_own_output_wherever_it_is_written(flower: FakeFlower, key: Keys) -> None:
     flower.does("is-loud")
     calls = [["supernode", "register", str(key(name)), "here", "--name", name] for name in ("berlin", "paris")]
     command = [*INTERPRETER, "fedsync.flower.flwr_calls"]

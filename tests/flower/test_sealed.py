@@ -1,6 +1,7 @@
 """Encrypted runs through the Flower driver: the server sees sealed bytes only, silos keep the model."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,19 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.extras.tracing.evidence import UPDATES, versions
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.transfer import VersionMismatch
-from fedsync.server.timeouts import Timeouts
 from fedsync.silo.agent import answers
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.owner.key_lookup import KEYS
 from fedsync.silo.protocol import COPY, EvaluateModel, Hello, Identity, Question, Train
 from fedsync.silo.session.service import TrainerService
 from fedsync.train.loop import Trainer
 from fedsync.train.weights import initial_model
 from tests.e2e.deployed import SMALL
+from tests.flower.cut_off_runs import SILOS, TIMING, named_silos, with_keys
 from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying, trainers
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = [SMALL, "local.steps=2", "local.batch_size=8", "stop.rounds=3"]
-TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 
 
 def _start(
@@ -43,18 +42,20 @@ def _start(
     *overrides: str,
     grid: DirectGrid | None = None,
     silos: ClusterConfig = SILOS,
-) -> tuple[FedSync, list[np.ndarray]]:
-    """Run; returns the strategy and the silos' models."""
+) -> tuple[Mapping[str, Any], list[np.ndarray]]:
+    """Run; returns the summary and the silos' models, or the server's where nothing is encrypted."""
     config = StrategyConfig.load(strategy, [*QUICK, *overrides])
-    rings = emulated_rings(config, silos, folder)
-    if rings is not None:
-        monkeypatch.setenv(KEYS, str(rings[0]))
-    run = FedSync(config, silos, out=folder / "run", timing=TIMING, keys=None if rings is None else rings[1])
-    result = run.start(grid or DirectGrid(3))
-    if rings is None:
-        return run, [np.concatenate([array.numpy().ravel() for array in result.arrays.values()])]
+    keys = with_keys(config, folder, monkeypatch, silos)
+    result = FedSync(config, silos, out=folder / "run", timing=TIMING, keys=keys).start(grid or DirectGrid(3))
+    if keys is None:
+        return result.summary, [np.concatenate([array.numpy().ravel() for array in result.arrays.values()])]
     assert not result.arrays, "the server has no model"
-    return run, [trainer._session.replica.model for trainer in trainers.values()]  # type: ignore[attr-defined]
+    return result.summary, [trainer._session.replica.model for trainer in trainers.values()]  # type: ignore[attr-defined]
+
+
+def _all_are_one(models: list[np.ndarray]) -> None:
+    for model in models:
+        np.testing.assert_array_equal(model, models[0])
 
 
 @pytest.mark.slow
@@ -63,16 +64,15 @@ def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """What rounding adds, and training makes of it, stays far below what training moves."""
-    sealed, models = _start(tmp_path / "sealed", monkeypatch, "fedavg", f"cipher={{kind: {kind}}}")
+    summary, models = _start(tmp_path / "sealed", monkeypatch, "fedavg", f"cipher={{kind: {kind}}}")
     monkeypatch.delenv(KEYS)
     trainers.clear()
     _, [plain] = _start(tmp_path / "plain", monkeypatch, "fedavg")
     assert len(models) == 3
-    for model in models:
-        np.testing.assert_array_equal(model, models[0])
+    _all_are_one(models)
     moved = np.abs(plain - initial_model(StrategyConfig.load("fedavg", QUICK).task.build(), 7)[0])
     assert np.abs(models[0] - plain).max() < moved.max() / 50
-    assert sealed.run_summary is not None and sealed.run_summary["accuracy"] is not None
+    assert summary["accuracy"] is not None
 
 
 @pytest.mark.slow
@@ -162,11 +162,11 @@ def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
                 return Message(Error(code=0, reason="restarted"), reply_to=message)
         return honest(message, context)
 
-    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", grid=DirectGrid(3, {2: forgetful}))
-    assert run.run_summary is not None and run.run_summary["rounds"] == 3
+    grid = DirectGrid(3, {2: forgetful})
+    summary, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", grid=grid)
+    assert summary["rounds"] == 3
     assert len(questions) == 1 + 3 * 2, "one in the round that was lost, two in each other and for the last score"
-    for model in models:
-        np.testing.assert_array_equal(model, models[0])
+    _all_are_one(models)
 
 
 @pytest.mark.slow
@@ -186,8 +186,8 @@ def test_a_silo_that_is_lost_while_the_last_sum_is_opened_is_not_asked_to_evalua
         return honest(message, context)
 
     grid = DirectGrid(3, {3: leaves})
-    run, _ = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=1", grid=grid)
-    assert run.run_summary is not None and run.run_summary["rounds"] == 1
+    summary, _ = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=1", grid=grid)
+    assert summary["rounds"] == 1
     assert [node for node, kind in grid.pushed if kind == "EvaluateModel"] == [1, 2]
 
 
@@ -222,10 +222,12 @@ def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
             file.write_bytes(data)
         return honest(message, context)
 
-    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: pad}", grid=DirectGrid(3, {2: unlucky}))
+    grid = DirectGrid(3, {2: unlucky})
+    summary, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: pad}", grid=grid)
     assert "copy.bin is damaged: its checksum does not fit" in caplog.text
-    assert run.run_summary is not None and run.run_summary["rounds"] == 3
-    assert len(orders) == 5, "three, of which one was sent again from the beginning, and one for the last score"
+    assert summary["rounds"] == 3 and len(orders) == 5, (
+        "three, of which one was sent again from the beginning, and one for the last score"
+    )
     assert "WorkFailed" not in (tmp_path / "run" / "journal.jsonl").read_text()
     for model in models:
         np.testing.assert_allclose(model, models[0], atol=1e-6)
@@ -247,9 +249,6 @@ def _lacking(holds: int, kind: type) -> Answer:
     return liar
 
 
-FOUR = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c", "d")]})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "liar"),
@@ -266,12 +265,12 @@ def test_no_number_that_a_silo_says_of_its_version_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, liar: Answer
 ) -> None:
     more = [f"cipher={{kind: {kind}}}", "min_silos=3", "stop.rounds=2"]
-    run, models = _start(tmp_path, monkeypatch, "fedavg", *more, grid=DirectGrid(4, {2: liar}), silos=FOUR)
-    assert run.run_summary is not None and run.run_summary["rounds"] == 2
+    grid = DirectGrid(4, {2: liar})
+    summary, models = _start(tmp_path, monkeypatch, "fedavg", *more, grid=grid, silos=named_silos("abcd"))
+    assert summary["rounds"] == 2
     others = [model for model, silo in zip(models, trainers.values(), strict=True) if silo.name != "b"]
-    for model in others:
-        np.testing.assert_array_equal(model, others[0])
-    moved = np.abs(others[0] - initial_model(run.config.task.build(), 7)[0])
+    _all_are_one(others)
+    moved = np.abs(others[0] - initial_model(StrategyConfig.load("fedavg", QUICK).task.build(), 7)[0])
     assert moved.max() > 1e-3, "the others' updates have counted"
 
 
@@ -290,9 +289,8 @@ def test_a_masked_round_whose_answers_were_all_lost_is_repeated_under_other_mask
         return reply
 
     grid = DirectGrid(3, dict.fromkeys((1, 2, 3), dies))
-    run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=2", grid=grid)
-    assert run.run_summary is not None and run.run_summary["rounds"] == 2
+    summary, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=2", grid=grid)
+    assert summary["rounds"] == 2
     assert "have blinded an update already" in (tmp_path / "run" / "journal.jsonl").read_text()
     assert "would disclose too much" not in caplog.text and "does not count" not in caplog.text, "the sum was opened"
-    for model in models:
-        np.testing.assert_array_equal(model, models[0])
+    _all_are_one(models)

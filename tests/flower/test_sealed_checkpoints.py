@@ -14,7 +14,6 @@ from flwr.app import Context, Message
 from fedsync.common import codec
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import write_private
-from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import OperatorAnswered
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JOURNAL, JournalEntry
@@ -25,29 +24,12 @@ from fedsync.server import checkpoints
 from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName
 from fedsync.server.checkpoints import FOLDER, Checkpoints
 from fedsync.server.operator_requests import OperatorRequests
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
-from fedsync.silo.protocol import Train
+from fedsync.silo.protocol import Question, Train
 from tests.flower import cut_off_runs
-from tests.flower.cut_off_runs import (
-    QUICK,
-    SILOS,
-    Killed,
-    all_is_large,
-    cut_off,
-    killed_at,
-    strategy_in,
-)
+from tests.flower.cut_off_runs import Killed, all_is_large, cut_off, keys_for, killed_at, strategy_in
 from tests.flower.grid import DirectGrid, asked, honest, trainers
 
 pytestmark = pytest.mark.usefixtures("silos_here")
-
-
-def _keys(folder: Path, monkeypatch: pytest.MonkeyPatch, cipher: str) -> Path:
-    """The server's file, with keys for the silos in the environment."""
-    rings = emulated_rings(StrategyConfig.load("fedavg", [*QUICK, cipher]), SILOS, folder)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
-    return rings[1]
 
 
 def _all_came_to_one_model(silos: Collection[str]) -> None:
@@ -65,7 +47,7 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """One silo has the newest version already, two have not: all come to one model. Sums have files of their own."""
     all_is_large(monkeypatch)
     out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
+    keys = keys_for(tmp_path, monkeypatch, cipher)
     overrides = [cipher, "server_optimizer={kind: fedavgm, momentum: 0.5}"]
     cut_off(strategy_in(out, *overrides, keys=keys), version=2, node=2)
     if not silos_kept:
@@ -81,7 +63,7 @@ def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
 ) -> None:
     """A server keeps dozens of them, and its checkpoints grew by each, which is in all of them."""
     out, cipher = tmp_path / "run", "cipher={kind: bfv}"
-    cut_off(strategy_in(out, cipher, "stop.rounds=6", keys=_keys(tmp_path, monkeypatch, cipher)), version=4)
+    cut_off(strategy_in(out, cipher, "stop.rounds=6", keys=keys_for(tmp_path, monkeypatch, cipher)), version=4)
     sizes = {path.stem: path.stat().st_size for path in (out / FOLDER).glob("*.ckpt")}
     sums = [path.stat().st_size for path in (out / FOLDER).glob("*.raw")]
     assert sizes.keys() == {"2", "3", "4"} and sizes["4"] - sizes["2"] < LASTING_BYTES
@@ -94,7 +76,7 @@ def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos
 ) -> None:
     """Nothing goes out before a checkpoint is there: of the last commit in the journal nobody has heard."""
     out, cipher = tmp_path / "run", "cipher={kind: pad}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
+    keys = keys_for(tmp_path, monkeypatch, cipher)
     save = Checkpoints.save
 
     def dies(self: Checkpoints, coordinator: Coordinator, *given: Any) -> None:
@@ -120,7 +102,7 @@ def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died
 ) -> None:
     """A silo sends its evaluation of a model in one update only, so a repeated order asks for the same update."""
     out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
-    keys = _keys(tmp_path, monkeypatch, given[0])
+    keys = keys_for(tmp_path, monkeypatch, *given)
 
     def dies(message: Message, context: Context) -> Message | None:
         request = asked(message)
@@ -130,9 +112,8 @@ def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died
 
     with pytest.raises(Killed):
         strategy_in(out, *given, keys=keys).start(DirectGrid(3, {node: dies}))
-    again = strategy_in(out, *given, keys=keys, resume=True)
-    again.start(DirectGrid(3))
-    assert again.run_summary is not None and again.run_summary["scored_round"] == 2
+    again = strategy_in(out, *given, keys=keys, resume=True).start(DirectGrid(3))
+    assert again.summary["scored_round"] == 2
     replay(out / JOURNAL)
 
 
@@ -143,7 +124,7 @@ def test_a_checkpoint_of_a_request_amid_the_last_scores_loses_none_of_them(
 ) -> None:
     """It has the updates of two silos, whose masks do not fit those of one that joins again: all send theirs again."""
     out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
-    keys = _keys(tmp_path, monkeypatch, given[0])
+    keys = keys_for(tmp_path, monkeypatch, *given)
 
     def asks(message: Message, context: Context) -> Message | None:
         request = asked(message)
@@ -160,9 +141,8 @@ def test_a_checkpoint_of_a_request_amid_the_last_scores_loses_none_of_them(
         patch.setattr(OperatorRequests, "on_saved", dies)
         patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
         strategy_in(out, *given, keys=keys).start(DirectGrid(3, {3: asks}))
-    again = strategy_in(out, *given, keys=keys, resume=True)
-    again.start(DirectGrid(3))
-    assert again.run_summary is not None and again.run_summary["scored_round"] == 2
+    again = strategy_in(out, *given, keys=keys, resume=True).start(DirectGrid(3))
+    assert again.summary["scored_round"] == 2
     entries = replay(out / JOURNAL)
     answers = [each for entry in entries for each in entry.actions if isinstance(each, OperatorAnswered)]
     assert [(bool(each.refused), each.again) for each in answers] == [(True, False), (True, True)]
@@ -175,7 +155,7 @@ def test_an_encrypted_run_goes_on_from_before_what_silos_have(
 ) -> None:
     """Silos begin anew, and what was sealed under the run's first identity still opens."""
     out, cipher = tmp_path / "run", f"cipher={{kind: {kind}}}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
+    keys = keys_for(tmp_path, monkeypatch, cipher)
     cut_off(strategy_in(out, cipher, keys=keys), version=2, node=2)
     for _ in range(2):
         newest = max((out / FOLDER).glob("*.ckpt"), key=lambda path: int(path.stem))
@@ -197,7 +177,7 @@ def test_a_server_that_was_set_back_to_a_backup_says_so_and_the_way_on(
     """Silos refuse to follow it back, which is right; the run ends with the reason, instead of waiting for ever."""
     monkeypatch.setattr(cut_off_runs, "TIMING", replace(cut_off_runs.TIMING, join_timeout_s=8.0))
     out, cipher = tmp_path / "run", "cipher={kind: bfv}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
+    keys = keys_for(tmp_path, monkeypatch, cipher)
     cut_off(strategy_in(out, cipher, keys=keys), version=1)
     shutil.copytree(out, tmp_path / "backup")
     with pytest.raises(Killed):
@@ -216,7 +196,7 @@ def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
 ) -> None:
     """What silos added and the server forgot could never be made up for: the disk is full at the second commit."""
     out, cipher = tmp_path / "run", "cipher={kind: pad}"
-    keys = _keys(tmp_path, monkeypatch, cipher)
+    keys = keys_for(tmp_path, monkeypatch, cipher)
     write = checkpoints._write
 
     def full(arrays: ArrayFiles, folder: Path, checkpoint: checkpoints.Checkpoint, **how: bool) -> Sequence[ArrayName]:
@@ -229,6 +209,52 @@ def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
         with pytest.raises(RunError, match="no checkpoint can be written"):
             strategy_in(out, cipher, keys=keys).start(DirectGrid(3))
     assert {trainer._session.replica.holds for trainer in trainers.values()} == {1}
-    again = strategy_in(out, cipher, keys=keys, resume=True)
-    again.start(DirectGrid(3))
-    assert again.run_summary is not None and again.run_summary["rounds"] == 4
+    assert strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3)).summary["rounds"] == 4
+
+
+# A rollback right behind a masked sum, which silos have yet to open.
+
+ROLLBACK = [
+    "cipher={kind: masked, inner: {kind: bfv, metrics: plain}}",
+    "barrier={kind: fsp, late: drop, interval: {kind: linear, interval_s: 0.2}}",
+    "aggregation={kind: fednova}",
+    "stop.rounds=5",
+]
+
+
+def _all_hold(version: int) -> None:
+    """All silos have one model of this version."""
+    replicas = [trainer._session.replica for trainer in trainers.values()]
+    assert [replica.holds for replica in replicas] == [version] * 3
+    for replica in replicas:
+        np.testing.assert_array_equal(replica.model, replicas[0].model)
+
+
+@pytest.mark.slow
+def test_the_rollback_waits_for_the_sum_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first trial has three rounds from version 0; version 3 is a masked sum, and version 4 takes all three back.
+
+    In one decision the server commits version 3 and goes back, while silos still open the sum.
+    """
+    run = strategy_in(tmp_path / "run", *ROLLBACK, keys=keys_for(tmp_path, monkeypatch, *ROLLBACK))
+    summary = run.start(DirectGrid(3)).summary
+    assert '"Rollback"' in (tmp_path / "run" / JOURNAL).read_text()
+    assert (summary["rounds"], summary["lost"]) == (5, [])
+    _all_hold(6)  # five rounds and a rollback
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_before_the_sum_is_open_still_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, keys = tmp_path / "run", keys_for(tmp_path, monkeypatch, *ROLLBACK)
+
+    def dies(message: Message, context: Context) -> Message | None:
+        if isinstance(asked(message), Question) and '"Rollback"' in (out / JOURNAL).read_text():
+            raise Killed
+        return honest(message, context)
+
+    with pytest.raises(Killed):
+        strategy_in(out, *ROLLBACK, keys=keys).start(DirectGrid(3, {1: dies}))
+    assert strategy_in(out, *ROLLBACK, keys=keys, resume=True).start(DirectGrid(3)).summary["lost"] == []
+    _all_hold(7)  # the round after the rollback was cut off, and begins with another rollback

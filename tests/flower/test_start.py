@@ -47,7 +47,8 @@ def test_its_configurations_reach_silos_with_the_run(tmp_path: Path) -> None:
 
     told, judged = ConfigRecord({"lr": 0.01}), ConfigRecord({"full": True})
     strategy = _strategy(tmp_path, "train_config={lr: 1.0, epochs: 2}")
-    strategy.start(DirectGrid(2, {1: answer}), train_config=told, evaluate_config=judged)
+    result = strategy.start(DirectGrid(2, {1: answer}), num_rounds=1, train_config=told, evaluate_config=judged)
+    assert result.summary["rounds"] == 1
     [spec] = [RunSpec.parse(text) for text in specs]
     assert (spec.train_config, spec.evaluate_config) == ({"lr": 0.01, "epochs": 2}, {"full": True})
     assert dict(told) == {"lr": 0.01}, "what the caller gave stays as it is"

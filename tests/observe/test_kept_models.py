@@ -47,6 +47,7 @@ def test_what_is_said_of_the_best_is_its_version_value_and_metrics(tmp_path: Pat
     models.keep(best(3), model(3))
     models.finish(model(5))
     assert models.digests == {name: _digest(tmp_path / f"{name}.pt") for name in ("best", "last")}
+    assert list(json.loads((tmp_path / STATED).read_text())) == [models.digests["best"]], "people can read it"
     assert best_of(tmp_path) == {"version": 3, "value": 0.3, "metrics": {"accuracy": 0.3, "auroc": 0.5}}
     assert (there(tmp_path), (tmp_path / LAST).read_bytes()) == (3, (tmp_path / MODEL).read_bytes())
     (tmp_path / BEST).write_bytes(b"another file")
@@ -153,10 +154,3 @@ def test_a_best_model_that_found_no_room_is_not_taken_for_the_one_before(tmp_pat
     models.keep(best(2), model(2))
     models.finish(None)
     assert models.digests == {}
-
-
-def test_what_is_said_is_json_that_people_can_read(tmp_path: Path) -> None:
-    models = KeptModels(tmp_path, save)
-    models.keep(best(1), model(1))
-    models.finish(None)
-    assert list(json.loads((tmp_path / STATED).read_text())) == [_digest(tmp_path / BEST)]

@@ -264,9 +264,8 @@ def test_of_an_update_that_a_barrier_drops_nothing_is_kept() -> None:
 
 def test_a_rollback_makes_a_version_without_a_round() -> None:
     """Versions 1, 2 (the rollback), 3: two rounds, and version 3's score goes to its own row."""
-    ledger = Ledger()
     coordinator, first = begin("a")
-    ledger.add(Coordinator(policies()).handle(joined("a"), 0.0))
+    ledger = books(coordinator, [], "a")
     entry = coordinator.handle([answer("a", first["a"], 1.0)], 1.0)
     ledger.add(entry)
     order = orders(entry)["a"]
@@ -278,10 +277,8 @@ def test_a_rollback_makes_a_version_without_a_round() -> None:
 
 def test_a_run_that_ends_with_a_rollback_has_the_score_of_the_version_that_it_made() -> None:
     """Version 2 is the rollback's and has no row; the summary is about the model that the run ends with."""
-    ledger = Ledger()
     coordinator, first = begin("a")
-    ledger.add(Coordinator(policies()).handle(joined("a"), 0.0))
-    ledger.add(coordinator.handle([answer("a", first["a"], 1.0)], 1.0))
+    ledger = books(coordinator, [(1.0, [answer("a", first["a"], 1.0)])], "a")
     ledger.add(JournalEntry(2.0, (), (Rollback(2), Evaluate(2, ("a",))), ""))
     ledger.add(JournalEntry(3.0, (Evaluated(3.0, "a", 2, scored(0.25)),), (Stop("done"),), ""))
     assert [row.round for row in ledger.rounds] == [1]
@@ -298,10 +295,9 @@ def test_orders_in_work_count_as_busy_so_far() -> None:
 def test_a_note_counts_the_versions_that_few_silos_scored() -> None:
     """b is lost in round 2; then a alone scores version 1 and, at the end, version 2."""
     coordinator, first = begin("a", "b", stop=StopRules(rounds=2))
+    ledger = books(coordinator, [], "a", "b")
     entry = coordinator.handle([answer(n, o, 1.0, evaluation=scored(0.5)) for n, o in first.items()], 1.0)
-    ledger = Ledger()
-    for each in (Coordinator(policies()).handle(joined("a", "b"), 0.0), entry):
-        ledger.add(each)
+    ledger.add(entry)
     ledger.add(coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0))
     ledger.add(coordinator.handle([answer("a", orders(entry)["a"], 3.0, evaluation=scored(0.9))], 3.0))
     ledger.add(coordinator.handle([Evaluated(4.0, "a", 2, scored(0.9))], 4.0))

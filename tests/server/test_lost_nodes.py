@@ -47,25 +47,6 @@ def test_a_silo_whose_node_is_away_for_a_while_still_gets_its_baseline(tmp_path:
     assert [each["silo"] for each in models if each.get("silo")] == ["a", "b", "c"]
 
 
-def test_a_node_that_vanishes_is_lost_and_the_rest_go_on(tmp_path: Path) -> None:
-    grid = DirectGrid(3)
-    orders = 0
-
-    def leaves_in_round_two(message: Message, context: Context) -> Message | None:
-        nonlocal orders
-        orders += message.metadata.message_type == "train"
-        if orders == 2:
-            grid.nodes.discard(1)
-            return None
-        return honest(message, context)
-
-    grid.answers[1] = leaves_in_round_two
-    fed_sync(tmp_path).start(grid)
-    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
-    assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"], ["b", "c"], ["b", "c"]]
-    assert "its node is gone" in (tmp_path / "journal.jsonl").read_text()
-
-
 def test_silos_that_are_lost_together_cost_no_checkpoint_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of 4,000 silos takes most of a second, and a region of 1,000 of them may go at once."""
     grid, saved = DirectGrid(3), list[int]()

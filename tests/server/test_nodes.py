@@ -79,13 +79,6 @@ def test_a_node_that_was_gone_between_two_looks_is_gone_and_greeted_again() -> N
     assert nodes.look() == ([], [])
 
 
-def test_a_node_without_a_usable_answer_is_asked_again() -> None:
-    nodes = Nodes(named({1: ""}))
-    nodes.look()
-    nodes.ask_again(1)
-    assert nodes.look() == ([], [1])
-
-
 def test_a_node_that_never_has_a_usable_answer_is_asked_less_and_less_often() -> None:
     silos = named({1: ""})
     nodes = Nodes(silos)

@@ -5,42 +5,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from flwr.app import Context, Message
 
 from fedsync.common import codec
 from fedsync.common.errors import ConfigError, RunError
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, OperatorAnswered
 from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.operator.operator_commands import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun
-from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.observe.replay import replay
 from fedsync.observe.run_state import OPERATOR as FOLDER
-from fedsync.server.operator_requests import (
-    MOST_WAITING,
-    STALE_S,
-    OperatorRequests,
-    ask,
-    listens,
-    problem_with,
-)
-from fedsync.server.timeouts import IdleTimeout, Timeouts
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.server.operator_requests import MOST_WAITING, STALE_S, OperatorRequests, ask, listens, problem_with
+from fedsync.server.timeouts import IdleTimeout
 from fedsync.silo.protocol import Train
-from tests.e2e.deployed import SMALL
+from tests.flower.cut_off_runs import QUICK, Killed, keys_for, strategy_in
 from tests.flower.grid import Answer, DirectGrid, asked, honest
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
-QUICK = [SMALL, "local.steps=1", "local.batch_size=8"]
 
-
+Kind = TypeVar("Kind")
 LOOK = "fedsync.server.operator_requests._LOOK_S"
 
 
@@ -67,7 +56,7 @@ def entry(*answers: OperatorAnswered) -> JournalEntry:
     return JournalEntry(0.0, (), answers, "")
 
 
-def in_the_background(work: Callable[[], None]) -> tuple[threading.Thread, list[Exception]]:
+def in_the_background(work: Callable[[], object]) -> tuple[threading.Thread, list[Exception]]:
     failed: list[Exception] = []
 
     def caught() -> None:
@@ -124,17 +113,20 @@ def test_a_question_that_is_not_answered_says_that_it_may_still_be(tmp_path: Pat
     assert heard(desk).question == PauseRun()
 
 
-def test_questions_are_bounded(tmp_path: Path, desk: OperatorRequests) -> None:
+def test_questions_are_bounded_and_those_that_are_left_are_read_next(
+    tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOOK, 0.2)
     for number in range(MOST_WAITING + 4):
         put(tmp_path, ContinueRun(), f"{number:03}")
     with pytest.raises(ConfigError, match="16 questions wait"):
         ask(tmp_path, PauseRun())
     assert [event.request for event in desk.events(0.0)] == [f"{number:03}" for number in range(MOST_WAITING)]
+    assert [len(desk.events(0.0)) for _ in range(2)] == [4, 0]
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b'{"type":"Stop","reason":"x"}', b'{"type":"DropSilo","silo":"a","more":1}', b" " * 5000],
+    "content", [b"", b"{", b'{"type":"Stop","reason":"x"}', b'{"type":"DropSilo","silo":"a","more":1}', b" " * 5000]
 )
 def test_what_is_no_question_is_refused_at_once_and_nothing_comes_of_it(
     tmp_path: Path, desk: OperatorRequests, content: bytes
@@ -210,18 +202,8 @@ def test_rules_are_checked_as_those_of_a_strategy_file_are() -> None:
     config = StrategyConfig.load("fedavg", QUICK)
     assert problem_with(config, ChangeStop(rounds=3, target_accuracy=0.9)) == ""
     assert "a share of right answers" in problem_with(config, ChangeStop(target_accuracy=7.0))
-    blind = StrategyConfig.load("fedavg", [*QUICK, "fraction_evaluate=0", "stop={rounds: 3}"])
+    blind = StrategyConfig.load("fedavg", [*QUICK, "fraction_evaluate=0"])
     assert "fraction_evaluate 0" in problem_with(blind, ChangeStop(target_accuracy=0.9))
-
-
-class Killed(BaseException):
-    """The server dies."""
-
-
-def strategy(out: Path, **options: bool) -> FedSync:
-    config = StrategyConfig.load("fedavg", [*QUICK, "stop={rounds: 4}"])
-    timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=600)
-    return FedSync(config, SILOS, out=out, timing=timing, **options)
 
 
 def putting(out: Path, version: int, *questions: OperatorQuestion) -> Answer:
@@ -243,15 +225,23 @@ def questions_in(out: Path) -> list[OperatorQuestion]:
     ]
 
 
+def actions_of(kind: type[Kind], out: Path) -> list[Kind]:
+    """Those in the journal, which replays."""
+    return [action for each in replay(out / JOURNAL) for action in each.actions if isinstance(action, kind)]
+
+
+def ordered_from(version: int, out: Path) -> set[str]:
+    """Silos that had an order from this version."""
+    return {action.silo for action in actions_of(Dispatch, out) if action.order.base_version == version}
+
+
 def test_a_run_is_steered_and_its_journal_replays(tmp_path: Path) -> None:
-    steered = strategy(tmp_path)
-    steered.start(DirectGrid(3, {1: putting(tmp_path, 1, DropSilo("c"), ChangeStop(rounds=3))}))
+    grid = DirectGrid(3, {1: putting(tmp_path, 1, DropSilo("c"), ChangeStop(rounds=3))})
+    summary = strategy_in(tmp_path).start(grid).summary
     assert questions_in(tmp_path) == [DropSilo("c"), ChangeStop(rounds=3)]
-    assert steered.run_summary is not None
-    assert (steered.run_summary["rounds"], steered.run_summary["stopped_by"]) == (3, "3 rounds done")
-    assert steered.run_summary["notes"][0].startswith("the operator dropped c, ")
-    late = [action for each in replay(tmp_path / JOURNAL) for action in each.actions if isinstance(action, Dispatch)]
-    assert {action.silo for action in late if action.order.base_version == 2} == {"a", "b"}
+    assert (summary["rounds"], summary["stopped_by"]) == (3, "3 rounds done")
+    assert summary["notes"][0].startswith("the operator dropped c, ")
+    assert ordered_from(2, tmp_path) == {"a", "b"}
 
 
 def test_a_paused_run_survives_its_servers_death_and_what_was_asked_is_not_asked_again(tmp_path: Path) -> None:
@@ -263,21 +253,17 @@ def test_a_paused_run_survives_its_servers_death_and_what_was_asked_is_not_asked
         patch.setattr(OperatorRequests, "on_saved", dies)
         patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
         with pytest.raises(Killed):
-            strategy(tmp_path).start(DirectGrid(3, {1: putting(tmp_path, 1, DropSilo("c"))}))
+            strategy_in(tmp_path).start(DirectGrid(3, {1: putting(tmp_path, 1, DropSilo("c"))}))
         assert (tmp_path / FOLDER / "1-0.ask").exists()
 
-    resumed = strategy(tmp_path, resume=True)
-    resumed.start(DirectGrid(3))
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     assert questions_in(tmp_path) == [DropSilo("c"), DropSilo("c")]
-    answers = [a for each in replay(tmp_path / JOURNAL) for a in each.actions if isinstance(a, OperatorAnswered)]
-    assert answers == [OperatorAnswered("1-0"), OperatorAnswered("1-0", again=True)], (
-        "not refused for being out already"
+    first, again = actions_of(OperatorAnswered, tmp_path)
+    assert (first, again) == (OperatorAnswered("1-0"), OperatorAnswered("1-0", again=True)), (
+        "not refused as out already"
     )
-    told = codec.loads(OperatorAnswered, (tmp_path / FOLDER / "1-0.answer").read_bytes())
-    assert told == OperatorAnswered("1-0", again=True)
-    assert resumed.run_summary is not None
-    last = [action for each in replay(tmp_path / JOURNAL) for action in each.actions if isinstance(action, Dispatch)]
-    assert {action.silo for action in last if action.order.base_version == 3} == {"a", "b"}, "c is out after it, too"
+    assert codec.loads(OperatorAnswered, (tmp_path / FOLDER / "1-0.answer").read_bytes()) == again
+    assert ordered_from(3, tmp_path) == {"a", "b"}, "c is out after it, too"
 
 
 def test_a_server_that_dies_while_it_drops_a_silo_commits_what_waited_for_this_silo(tmp_path: Path) -> None:
@@ -304,9 +290,9 @@ def test_a_server_that_dies_while_it_drops_a_silo_commits_what_waited_for_this_s
         patch.setattr(PlainAggregator, "commit", dies)
         patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
         with pytest.raises(Killed):
-            strategy(tmp_path).start(DirectGrid(3, {3: never}))
+            strategy_in(tmp_path).start(DirectGrid(3, {3: never}))
         patch.setattr(PlainAggregator, "commit", counted)
-        strategy(tmp_path, resume=True).start(DirectGrid(3))
+        strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     assert made == [2, 3, 4]
 
 
@@ -321,8 +307,8 @@ def test_a_run_that_is_paused_waits_however_long(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(OperatorRequests, "events", look)
     monkeypatch.setattr(IdleTimeout, "check", lambda vigil, now_s, here: counted.extend([now_s] * answered.exists()))
-    run = strategy(tmp_path)
-    thread, failed = in_the_background(lambda: _start(run, DirectGrid(3, {1: putting(tmp_path, 1, PauseRun())})))
+    run, grid = strategy_in(tmp_path), DirectGrid(3, {1: putting(tmp_path, 1, PauseRun())})
+    thread, failed = in_the_background(lambda: run.start(grid))
     end_s = time.monotonic() + 120
     while len(looks) < 15:
         assert thread.is_alive(), failed
@@ -336,10 +322,6 @@ def test_a_run_that_is_paused_waits_however_long(tmp_path: Path, monkeypatch: py
     assert run.run_summary["rounds"] == 4
 
 
-def _start(run: FedSync, grid: DirectGrid) -> None:
-    run.start(grid)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cipher", "why"),
@@ -348,22 +330,14 @@ def _start(run: FedSync, grid: DirectGrid) -> None:
 def test_an_encrypted_run_goes_on_without_a_silo_as_far_as_sums_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cipher: str, why: str
 ) -> None:
-    config = StrategyConfig.load("fedavg", [*QUICK, "stop={rounds: 4}", f"cipher={cipher}"])
-    rings = emulated_rings(config, SILOS, tmp_path)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
-    timing, out = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=600), tmp_path / "run"
-    run = FedSync(config, SILOS, out=out, timing=timing, keys=rings[1])
-    run.start(DirectGrid(3, {1: putting(out, 1, DropSilo("c"))}))
-    entries = replay(out / JOURNAL)
-    (told,) = [action for each in entries for action in each.actions if isinstance(action, OperatorAnswered)]
+    sealed, out = f"cipher={cipher}", tmp_path / "run"
+    run = strategy_in(out, sealed, keys=keys_for(tmp_path, monkeypatch, sealed))
+    summary = run.start(DirectGrid(3, {1: putting(out, 1, DropSilo("c"))})).summary
+    (told,) = actions_of(OperatorAnswered, out)
     assert told.refused.startswith(why)
     assert bool(told.refused) == bool(why)
-    assert run.run_summary is not None
-    assert (run.run_summary["rounds"], run.run_summary["stopped_by"]) == (4, "4 rounds done")
-    ordered = [action for each in entries for action in each.actions if isinstance(action, Dispatch)]
-    last = {action.silo for action in ordered if action.order.base_version == 3}
-    assert last == ({"a", "b", "c"} if why else {"a", "b"})
+    assert (summary["rounds"], summary["stopped_by"]) == (4, "4 rounds done")
+    assert ordered_from(3, out) == ({"a", "b", "c"} if why else {"a", "b"})
 
 
 def test_a_folder_is_not_listed_at_each_turn_but_at_the_end(
@@ -385,12 +359,3 @@ def test_a_folder_is_not_listed_at_each_turn_but_at_the_end(
     put(tmp_path, PauseRun(), name="3")
     desk.close()
     assert "the run is over" in (tmp_path / FOLDER / "3.answer").read_text()
-
-
-def test_what_is_more_than_is_read_at_once_is_read_next(
-    tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(MOST_WAITING + 3):
-        put(tmp_path, PauseRun(), name=f"{number:03}")
-    monkeypatch.setattr(LOOK, 0.2)
-    assert [len(desk.events(1.0)) for _ in range(3)] == [MOST_WAITING, 3, 0]

@@ -12,7 +12,6 @@ from flwr.app import Context, Message
 from flwr.app.error import Error
 
 from fedsync.cipher.keys.keywrap import read_server_file
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import adds_regions
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkReport
@@ -24,10 +23,10 @@ from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import Describe, InProgress, write_reply, write_request
 from fedsync.transport.questions import SiloAnswer
 from tests.e2e.deployed import SMALL
+from tests.flower.cut_off_runs import named_silos, with_keys
 from tests.flower.grid import Answer, DirectGrid, honest, said, saying, trainers
 from tests.flower.named_nodes import silos_of
 from tests.flower.relayed import RelayNode
@@ -35,12 +34,11 @@ from tests.flower.relayed import RelayNode
 pytestmark = pytest.mark.usefixtures("silos_here")
 
 NAMES = ("a", "b", "c", "d", "e")
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in NAMES]})
+SILOS = named_silos("abcde")
 QUICK = [SMALL, "local.steps=1", "local.batch_size=8", "stop.rounds=3"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, look_s=0.0, hold_s=0.0)
 SOON = replace(TIMING, ask_s=0.2, report_s=0.1)
 """What is lost is asked for again after 0.3 s."""
-COUNTED = ("Train", "Collect", "EvaluateModel", "Question", "Describe", "AskSnapshot")
 
 
 def relays_of(**options: Any) -> list[RelayNode]:
@@ -49,10 +47,7 @@ def relays_of(**options: Any) -> list[RelayNode]:
 
 
 def grid_of(relays: list[RelayNode]) -> DirectGrid:
-    def alone(message: Message, context: Context) -> Message | None:
-        return honest(message, context)
-
-    grid = DirectGrid(3, {1: relays[0], 2: relays[1], 3: alone})
+    grid = DirectGrid(3, {1: relays[0], 2: relays[1], 3: honest})
     node: Any = grid._contexts[3]
     node.node_config["partition-id"] = 4
     return grid
@@ -111,11 +106,10 @@ def test_sums_are_made_before_a_commit_only_where_it_takes_all_and_weights_are_k
 @pytest.mark.parametrize("kind", ["bfv", "masked"])
 def test_silos_behind_relays_open_sealed_sums(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = StrategyConfig.load("fedavg", [*QUICK, f"cipher={{kind: {kind}}}"])
-    rings = emulated_rings(config, SILOS, tmp_path)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
-    relays = relays_of(keys=read_server_file(rings[1].read_bytes(), "server.json"), folder=tmp_path / "updates")
-    run(tmp_path / "run", grid_of(relays), f"cipher={{kind: {kind}}}", keys=rings[1])
+    keys = with_keys(config, tmp_path, monkeypatch, SILOS)
+    assert keys is not None
+    relays = relays_of(keys=read_server_file(keys.read_bytes(), "server.json"), folder=tmp_path / "updates")
+    run(tmp_path / "run", grid_of(relays), f"cipher={{kind: {kind}}}", keys=keys)
     assert committed(tmp_path / "run") == [list(NAMES)] * 3
     assert len(sums_of(relays)) >= 6
     models = [silo._session.replica.model for silo in trainers.values()]

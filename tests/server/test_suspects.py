@@ -1,6 +1,6 @@
 """A silo that spoils sums is left out without an operator; one that is not is not for long."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 
 from fedsync.cipher.encoding import quantization
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Action, Attested, Commit, OperatorAnswered
 from fedsync.core.events import OperatorAsked
@@ -19,26 +18,20 @@ from fedsync.core.orders import PooledFigures
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.driver_extension import DriverExtension
 from fedsync.server.operator_requests import PATIENCE, Suspects
-from fedsync.server.timeouts import Timeouts
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from tests.e2e.deployed import SMALL
+from tests.flower.cut_off_runs import TIMING, named_silos, with_keys
 from tests.flower.grid import DirectGrid, trainers
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
-NAMES = ["a", "b", "c", "d", "e"]
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in NAMES]})
+SILOS = named_silos("abcde")
 QUICK = [SMALL, "local.steps=2", "local.batch_size=8"]
-TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 SURE = "it is the only silo that was in all invalid sums"
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, liar: str = "d") -> dict[str, Any]:
-    """A run whose ``liar`` seals values that no silo may, always; its summary."""
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Mapping[str, Any]:
+    """A run whose silo d seals values that no silo may, always; its summary."""
     config = StrategyConfig.load("fedavg", [*QUICK, *overrides])
-    rings = emulated_rings(config, SILOS, folder)
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
     honest, send = quantization.round_fixed, EncryptedReplica.send
 
     def lie(*given: Any) -> tuple[Any, int]:
@@ -46,14 +39,12 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, liar: st
         return np.where(integers != 0, 2**22, 0).astype(np.int32), clipped
 
     def sends(self: EncryptedReplica, *given: Any) -> Any:
-        monkeypatch.setattr(quantization, "round_fixed", lie if self._ring.own.name == liar else honest)
+        monkeypatch.setattr(quantization, "round_fixed", lie if self._ring.own.name == "d" else honest)
         return send(self, *given)
 
     monkeypatch.setattr(EncryptedReplica, "send", sends)
-    strategy = FedSync(config, SILOS, out=folder / "run", timing=TIMING, keys=rings[1])
-    strategy.start(DirectGrid(len(NAMES)))
-    assert strategy.run_summary is not None
-    return strategy.run_summary
+    keys = with_keys(config, folder, monkeypatch, SILOS)
+    return FedSync(config, SILOS, out=folder / "run", timing=TIMING, keys=keys).start(DirectGrid(5)).summary
 
 
 @pytest.mark.parametrize(

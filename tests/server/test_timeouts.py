@@ -66,8 +66,7 @@ class Slow:
 
 def run(tmp_path: Path, clock: Clock, done: list[int], timing: Timeouts) -> str:
     config = StrategyConfig.load(
-        "fedavg",
-        ["task={kind: digits}", "local={steps: 20, batch_size: 8}", "stop={rounds: 1}", "min_silos=1"],
+        "fedavg", ["task={kind: digits}", "local={steps: 20, batch_size: 8}", "stop={rounds: 1}", "min_silos=1"]
     )
     FedSync(config, CLUSTER, out=tmp_path, timing=timing).start(DirectGrid(1, {1: Slow(clock, done)}))
     return (tmp_path / "journal.jsonl").read_text()
