@@ -49,12 +49,6 @@ def test_what_was_found_in_rounds_does_not_count_on_the_test_split() -> None:
     assert asked.admits(asking(1), "m1") and asked.admits(asking(2, Subject.LAST, Split.TEST, 0), "m1")
 
 
-def test_orders_that_train_and_rounds_of_other_models_tell_nothing() -> None:
-    asked = Asked(None)
-    assert not asked.admits(asking(1, Subject.LAST, Split.TEST), "m1")
-    assert not asked.admits(asking(1, Subject.BEST), "m2")
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 1, "tests": {}}', '{"rounds": [], "tests": {"last": 1}}'])
 def test_a_record_that_is_damaged_counts_as_if_all_had_been_asked(text: str, tmp_path: Path) -> None:
     (tmp_path / "asked.json").write_text(text)
