@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsync.cipher.encoding.catch_up import CatchUp, decode
 from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
@@ -99,6 +100,11 @@ class Federation:
         for name in names:
             self.begin(name, version)
 
+    def all_for(self, name: str) -> CatchUp:
+        """What a silo is sent that has nothing."""
+        self.aggregator.holds(name, -1)
+        return decode(self.aggregator.outgoing(name))
+
     def seal(
         self, name: str, update: Vector, steps: int = 5, evaluation: Evaluation | None = None
     ) -> tuple[str, Payload]:
@@ -113,6 +119,10 @@ class Federation:
         self.aggregator.put(name, update_id, payload)
         self.aggregator.holds(name, self.bases[update_id])
         return update_id
+
+    def answer_all(self, names: Iterable[str], version: int = 0, size: float = 0.02) -> list[str]:
+        """Each answers with an update that follows from its name, of one letter, and the version."""
+        return [self.answer(name, change(100 * version + ord(name), size)) for name in names]
 
     def commit(self, version: int, update_ids: Sequence[str]) -> None:
         self.aggregator.commit(Commit(version, dict.fromkeys(sorted(update_ids), 1 / len(update_ids))))
@@ -132,10 +142,9 @@ class Federation:
         """``names``, or all, answer orders for ``version``; ``silent`` are lost before they reveal. Returns updates."""
         names = list(names or self.examples)
         self.begin_all(names, version)
-        updates = [change(100 * version + ord(name), size) for name in names]
-        self.commit(version + 1, [self.answer(name, update) for name, update in zip(names, updates, strict=True)])
+        self.commit(version + 1, self.answer_all(names, version, size))
         self.unmask(silent)
-        return updates
+        return [change(100 * version + ord(name), size) for name in names]
 
 
 def plan(
@@ -152,6 +161,12 @@ def plan(
 
 def change(seed: int, size: float = 0.02) -> Vector:
     return (np.random.default_rng(seed).normal(size=LAYOUT.size) * size).astype(np.float32)
+
+
+def mean_of(names: Iterable[str]) -> Vector:
+    """Of what these silos answer with version 0."""
+    mean: Vector = np.mean([change(ord(name)) for name in names], axis=0)
+    return mean
 
 
 STEP = 2.0**-15

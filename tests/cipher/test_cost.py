@@ -12,7 +12,6 @@ from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.sealed_wire import Head, Kind
 from fedsync.cipher.suites.suite import Member, form_of
-from fedsync.common.errors import ConfigError
 
 KEYS = {
     "kind", "params", "silos", "bits", "seal_mparams_s", "server_add_mparams_s", "open_mparams_s",
@@ -69,19 +68,19 @@ def test_the_model_has_as_many_values_as_asked_for(params: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits", "silos", "words"),
-    [("bfv", 8, 17, "hold 16 updates"), ("masked", 8, 2, "masks need 3"), ("rot13", 8, 2, "no suite")],
+    ("options", "words"),
+    [(["--bits", "8", "--silos", "17"], "hold 16 updates"), (["--kind", "masked", "--silos", "2"], "masks need 3")],
 )
-def test_what_cannot_be_measured_is_refused(kind: str, bits: int, silos: int, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        measure_suite(kind, bits, 3000, silos)
+def test_what_cannot_be_measured_is_refused(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cipher.py", "--params", "2000", *options])
+    with pytest.raises(SystemExit):
+        cipher.main()
+    assert words in capsys.readouterr().err
 
 
 def test_without_json_a_table_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["cipher.py", "--params", "2000", "--kind", "pad"])
     cipher.main()
     assert "bytes a value, up" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["cipher.py", "--params", "2000", "--bits", "8", "--silos", "17"])
-    with pytest.raises(SystemExit):
-        cipher.main()
-    assert "hold 16 updates" in capsys.readouterr().err

@@ -30,16 +30,13 @@ from fedsync.model.transfer import Payload
 from tests.cipher.make import order, report
 from tests.cipher.messages import head
 from tests.cipher.sealers import member
+from tests.model.stores import files_in
 
 MIB = 2**20
 LAYOUT = Layout(("body", "head"), ((1000, 600), (5000,)))
 """Of which an update under the pad, three values in eight bytes, has 1.5 MiB."""
 
 NAMES = ("a", "b", "c")
-
-
-def files_in(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.exists() else []
 
 
 CHUNKS = 8 * MIB // PAD.chunk_bytes

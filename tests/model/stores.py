@@ -1,4 +1,6 @@
-"""What tests of the aggregator in the clear share."""
+"""What tests of models share."""
+
+from pathlib import Path
 
 import numpy as np
 
@@ -15,3 +17,12 @@ def delivered(store: PlainAggregator, silo: HeldModel, name: str, version: int) 
     model = silo.receive(store.outgoing(name), version)
     store.holds(name, silo.version)
     return model
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def no_space(*_: object, **__: object) -> None:
+    """A full disk, in place of what writes."""
+    raise OSError(28, "No space left on device")

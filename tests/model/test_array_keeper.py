@@ -9,12 +9,9 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.model.chunked_arrays import ArrayKeeper, file_part, map_file
+from tests.model.stores import files_in, no_space
 
 MIB = 2**20
-
-
-def files_in(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.exists() else []
 
 
 def test_what_is_large_lies_in_a_file_as_long_as_somebody_has_it(tmp_path: Path) -> None:
@@ -62,10 +59,6 @@ def test_what_a_killed_process_has_left_goes(tmp_path: Path) -> None:
     assert kept[7] == 1, "who has it mapped still has it"
 
 
-def full(*_: object, **__: object) -> None:
-    raise OSError(28, "No space left on device")
-
-
 def whole(size: int) -> np.ndarray:
     return np.random.default_rng(size).standard_normal(size).astype(np.float32)
 
@@ -75,11 +68,11 @@ def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(tmp_path: Path, mo
 
     def parts() -> Iterator[bytes]:
         yield bytes(MIB)
-        full()
+        no_space()
 
     with pytest.raises(ConfigError, match="No space left on device"):
         keeper.write(2 * MIB, parts())
-    monkeypatch.setattr("fedsync.model.chunked_arrays.map_file", full)
+    monkeypatch.setattr("fedsync.model.chunked_arrays.map_file", no_space)
     with pytest.raises(ConfigError, match="No space left on device"):
         keeper.keep(values)
     with pytest.raises(ConfigError, match="No space left on device"):
@@ -91,7 +84,7 @@ def test_memory_has_to_do_where_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper, values = ArrayKeeper(tmp_path / "kept", or_memory=True), whole(MIB)
-    monkeypatch.setattr("fedsync.model.chunked_arrays.map_file", full)
+    monkeypatch.setattr("fedsync.model.chunked_arrays.map_file", no_space)
     for kept in (keeper.keep(values), keeper.make(np.float32, MIB, lambda start, stop: values[start:stop])):
         np.testing.assert_array_equal(kept, values)
         assert file_part(kept) is None and not kept.flags.writeable

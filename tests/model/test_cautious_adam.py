@@ -12,7 +12,8 @@ from fedsync.model.chunked_arrays import SPAN_BYTES, ArrayKeeper
 from fedsync.model.layout import Layout
 from fedsync.model.server_optimizer import Moments
 from fedsync.policies.optimize.optimizer_policies import CautiousAdam
-from tests.model.test_server_optimizer import vector, walk
+from tests.model.stores import vector
+from tests.model.test_server_optimizer import walk
 
 MEMORY = ArrayKeeper()
 LAYOUT = Layout(

@@ -5,8 +5,6 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.actions import Commit
@@ -51,12 +49,12 @@ def test_the_order_of_the_weights_decides_the_bits() -> None:
     assert results == [1.0, 0.0]
 
 
-def test_older_models_stay_as_they_were() -> None:
+def test_a_commit_changes_neither_the_older_model_nor_a_silo_s_own_array() -> None:
     store = PlainAggregator(vector(1, 1))
-    before = store.model
-    store.put("a", "a/1", vector(1, 1))
-    store.commit(Commit(1, {"a/1": 1.0}))
-    np.testing.assert_array_equal(before, vector(1, 1))
+    before, update = store.model, vector(4, 4)
+    store.put("a", "a/1", update)
+    store.commit(Commit(1, {"a/1": 0.5}))
+    assert (before.tolist(), update.tolist()) == ([1, 1], [4, 4])
     assert not np.shares_memory(before, store.model)
 
 
@@ -79,14 +77,6 @@ def test_a_rollback_goes_back_to_what_was_remembered() -> None:
     assert add(1) == 5
     store.rollback()
     assert store.model[0] == 4, "it stays remembered"
-
-
-def test_a_commit_leaves_the_silo_s_own_array_alone() -> None:
-    update = vector(4)
-    store = PlainAggregator(vector(0))
-    store.put("a", "a/1", update)
-    store.commit(Commit(1, {"a/1": 0.5}))
-    assert update[0] == 4
 
 
 @pytest.mark.parametrize(
@@ -136,26 +126,6 @@ def test_a_second_update_of_the_same_name_does_not_replace_the_first() -> None:
     np.testing.assert_array_equal(store.model, vector(1))
 
 
-def test_discarding_forgets_by_name_and_tolerates_what_is_not_there() -> None:
-    store = PlainAggregator(vector(0))
-    store.put("a", "a/1", vector(1))
-    store.discard("a/1")
-    store.discard("never/1")
-    assert store.pending == ()
-
-
-@given(st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.floats(0.01, 1.0)), min_size=1, max_size=6))
-def test_a_commit_is_close_to_the_exact_sum(parts: list[tuple[float, float]]) -> None:
-    store = PlainAggregator(vector(0.5))
-    for number, (value, _) in enumerate(parts):
-        store.put("a", f"a/{number}", vector(value))
-    total = sum(weight for _, weight in parts)
-    store.commit(Commit(1, {f"a/{number}": weight / total for number, (_, weight) in enumerate(parts)}))
-    exact = 0.5 + sum(value * weight / total for value, weight in parts)
-    scale = 0.5 + sum(abs(value) * weight / total for value, weight in parts)
-    assert abs(float(store.model[0]) - exact) <= 2 * len(parts) * 6e-8 * scale  # a rounding each product and sum
-
-
 # Towards the silos' models.
 
 
@@ -180,17 +150,6 @@ def test_several_updates_are_mixed_into_the_same_old_model() -> None:
             store.put(name, name, vector(value))
         store.commit(Commit(1, {name: {"a": 0.5, "b": 0.25}[name] for name in names}, toward=True))
         np.testing.assert_array_equal(store.model, vector(5.5))
-
-
-def test_an_update_from_the_newest_model_counts_the_same_either_way() -> None:
-    models = []
-    for toward in (False, True):
-        store = PlainAggregator(vector(3, -2))
-        store.begin("a/1")
-        store.put("a", "a/1", vector(1, 5))
-        store.commit(Commit(1, {"a/1": 0.5}, toward))
-        models.append(store.model)
-    np.testing.assert_array_equal(*models)
 
 
 def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
@@ -318,16 +277,6 @@ def test_another_process_goes_on_with_both_models() -> None:
         each.commit(Commit(3, {"a/3": 1.0}))
     np.testing.assert_array_equal(store.model, other.model)
     np.testing.assert_array_equal(delivered(other, silo, "a", 3), store.model)
-
-
-@pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0, 1e38])
-def test_a_harmful_scale_is_refused_as_a_harmful_value_is(scale: float) -> None:
-    store = PlainAggregator(vector(1, 2, 3), wire=INT8)
-    payload = Int8().encode(vector(1, 2, 3)).copy()
-    payload[:4] = np.array([scale], np.float32).view(np.uint8)
-    with pytest.raises(ProtocolError, match="silo 'a' failed the check 'finite'"):
-        store.put("a", "a/1", payload)
-    assert store.pending == ()
 
 
 @pytest.mark.parametrize("code", [0x7C00, 0xFC00, 0x7E00], ids=["inf", "-inf", "nan"])

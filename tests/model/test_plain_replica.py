@@ -56,25 +56,24 @@ def test_nothing_is_owed_where_the_loss_is_a_share_of_each_value(up: WireFormat)
     assert replica.owed is None
 
 
-def test_what_is_owed_counts_as_much_in_the_next_commit_as_it_would_have_in_this() -> None:
-    """FedNova divides an update by its steps: of one with 40 steps, what is owed is four times as much in one of 10."""
+@pytest.mark.parametrize(
+    ("weighting", "done", "next_done"),
+    [
+        (Weighting(normalised=True), report(steps=40), report(steps=10)),
+        (Weighting(by="samples"), report(samples=100), report(samples=400)),
+    ],
+    ids=["divided by steps", "weighed by samples"],
+)
+def test_what_is_owed_counts_as_much_in_the_next_commit_as_it_would_have_in_this(
+    weighting: Weighting, done: WorkReport, next_done: WorkReport
+) -> None:
+    """FedNova divides an update by its steps: of one with 40 steps, what is owed is four times as much in one of 10.
+    So it is where the next update weighs four times as much."""
     up = TopK(0.01)
-    replica = PlainReplica(SIZE, Wire(up), Weighting(normalised=True))
+    replica = PlainReplica(SIZE, Wire(up), weighting)
     first = updates(1)[0]
-    arrived = send(replica, up, 1, first, report(steps=40))
-    assert replica.owed is not None
-    np.testing.assert_allclose(replica.owed, (first - arrived) / 40, rtol=1e-5)
-    second = send(replica, up, 2, np.zeros(SIZE, np.float32), report(steps=10))
-    sent = np.flatnonzero(second)
-    np.testing.assert_allclose(second[sent], (first - arrived)[sent] / 4, rtol=1e-5)
-
-
-def test_samples_count_where_updates_weigh_by_them() -> None:
-    up = TopK(0.01)
-    replica = PlainReplica(SIZE, Wire(up), Weighting(by="samples"))
-    first = updates(1)[0]
-    arrived = send(replica, up, 1, first, report(samples=100))
-    second = send(replica, up, 2, np.zeros(SIZE, np.float32), report(samples=400))
+    arrived = send(replica, up, 1, first, done)
+    second = send(replica, up, 2, np.zeros(SIZE, np.float32), next_done)
     sent = np.flatnonzero(second)
     np.testing.assert_allclose(second[sent], (first - arrived)[sent] / 4, rtol=1e-5)
 

@@ -5,26 +5,18 @@ import pytest
 
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.orders import WorkReport
 from fedsync.core.weighting import Weighting
 from fedsync.extras.relays.plain_region import PlainRegion
 from fedsync.extras.relays.region_sums import share_of
-from fedsync.model.layout import Vector
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_wire import Bf16, Wire
 from fedsync.model.server_optimizer import HeavyBall, ServerOptimizer
+from tests.model.stores import vector
 
 UPDATES = {"a/1": [4.0, 8.0], "b/1": [-8.0, 4.0], "c/1": [2.0, 0.0], "d/1": [16.0, 32.0]}
 SHARES = {"a/1": 1.0, "b/1": 3.0, "c/1": 2.0, "d/1": 2.0}
 WEIGHTS = {update_id: share / 8 for update_id, share in SHARES.items()}
-
-
-def vector(*values: float) -> Vector:
-    return np.array(values, dtype=np.float32)
-
-
-def order(update_id: str, base: int = 0) -> WorkOrder:
-    return WorkOrder(update_id, base, 1, 8, 5, 0.1, seed=1)
 
 
 def store(wire: Wire | None = None, optimizer: ServerOptimizer | None = None) -> PlainAggregator:

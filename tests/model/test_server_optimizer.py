@@ -22,13 +22,10 @@ from fedsync.model.server_optimizer import (
     Moments,
     ServerOptimizer,
 )
+from tests.model.stores import vector
 
 MEMORY = ArrayKeeper()
 ALL = Backing(steps=3.5, weight=7, updates=3, newcomers=1)
-
-
-def vector(*values: float) -> Vector:
-    return np.array(values, dtype=np.float32)
 
 
 def walk(optimizer: ServerOptimizer, changes: Iterable[Vector], pace: float = 1.0) -> tuple[Moments, list[Vector]]:
@@ -59,28 +56,26 @@ CAUTIOUS = [KINDS["cautious-adam"], KINDS["cautious-adam, one layer"]]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_momentum_by_hand() -> None:
-    """m: 4, then 2 + 2 = 4, then 2 - 8 = -6."""
-    _, steps = walk(HeavyBall(0.5, 0.25), [vector(4), vector(2), vector(-8)])
-    assert [step.tolist() for step in steps] == [[1.0], [1.0], [-1.5]]
+BY_HAND: dict[str, tuple[ServerOptimizer, list[float], list[float]]] = {
+    # m: 4, then 2 + 2 = 4, then 2 - 8 = -6.
+    "momentum": (HeavyBall(0.5, 0.25), [4, 2, -8], [1.0, 1.0, -1.5]),
+    # m = 0.5 x 4 = 2; v = 0.25 x 16 = 4; rate sqrt(1 - 0.75^2) / (1 - 0.5^2); 2 / (2 + 2).
+    "adam": (Adaptive("adam", 1.0, 0.5, 0.75, 2.0), [4], [0.5 * math.sqrt(1 - 0.75**2) / (1 - 0.5**2)]),
+    # v = 9, then 9 + 16 = 25: 3 / (3 + 1), then 4 / (5 + 1).
+    "adagrad": (Adaptive("adagrad", 1.0, 0.0, 0.0, 1.0), [3, 4], [0.75, 2 / 3]),
+    # v = 0 + 0.5 x 16 = 8, then 4 < 8: 8 - 0.5 x 4 = 6; m = 4, 2.
+    "yogi": (Adaptive("yogi", 1.0, 0.0, 0.5, 1.0), [4, 2], [4 / (math.sqrt(8) + 1), 2 / (math.sqrt(6) + 1)]),
+    # c = 1/4, N = 2, m = 3 from the second commit on: (1 - 1/2 + 1/4) / 2 x 3 there and 1/8 x 3 in the third.
+    "delayed and spread": (Delayed(0.5, 2, 0.25, 1.0), [1, 2, 3], [1, 2 + 0.375 * 3, 3 + 0.125 * 3]),
+}
+"""Changes of a single value, and the steps."""
 
 
-def test_adam_by_hand() -> None:
-    """m = 0.5 x 4 = 2; v = 0.25 x 16 = 4; rate sqrt(1 - 0.75^2) / (1 - 0.5^2); 2 / (2 + 2)."""
-    _, (step,) = walk(Adaptive("adam", 1.0, 0.5, 0.75, 2.0), [vector(4)])
-    assert step[0] == pytest.approx(0.5 * math.sqrt(1 - 0.75**2) / (1 - 0.5**2))
-
-
-def test_adagrad_by_hand() -> None:
-    """v = 9, then 9 + 16 = 25: 3 / (3 + 1), then 4 / (5 + 1)."""
-    _, steps = walk(Adaptive("adagrad", 1.0, 0.0, 0.0, 1.0), [vector(3), vector(4)])
-    assert [float(step[0]) for step in steps] == pytest.approx([0.75, 2 / 3])
-
-
-def test_yogi_by_hand() -> None:
-    """v = 0 + 0.5 x 16 = 8, then 4 < 8: 8 - 0.5 x 4 = 6; m = 4, 2."""
-    _, steps = walk(Adaptive("yogi", 1.0, 0.0, 0.5, 1.0), [vector(4), vector(2)])
-    assert [float(step[0]) for step in steps] == pytest.approx([4 / (math.sqrt(8) + 1), 2 / (math.sqrt(6) + 1)])
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_steps_by_hand(kind: str) -> None:
+    optimizer, changes, expected = BY_HAND[kind]
+    _, steps = walk(optimizer, [vector(change) for change in changes])
+    assert [float(step[0]) for step in steps] == pytest.approx(expected)
 
 
 def test_delayed_momentum_by_hand() -> None:
@@ -88,12 +83,6 @@ def test_delayed_momentum_by_hand() -> None:
     moments, steps = walk(Delayed(0.5, 2, 0.0, 1.0), [vector(1), vector(2), vector(3), vector(4)])
     assert [float(step[0]) for step in steps] == [1, 2 + 1.5, 3, 4 + 4.25]
     assert [float(each[0]) for each in moments.vectors] == [8.5, 0]
-
-
-def test_delayed_momentum_may_be_spread_over_commits() -> None:
-    """c = 1/4, N = 2, m = 3 from the second commit on: (1 - 1/2 + 1/4) / 2 x 3 there and 1/8 x 3 in the third."""
-    _, steps = walk(Delayed(0.5, 2, 0.25, 1.0), [vector(1), vector(2), vector(3)])
-    assert [float(step[0]) for step in steps] == [1, 2 + 0.375 * 3, 3 + 0.125 * 3]
 
 
 def test_with_every_commit_it_is_nesterov_s() -> None:
@@ -207,8 +196,7 @@ def test_whatever_the_sums_are_all_stays_finite(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "optimizer",
-    [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), *CAUTIOUS, Delayed(0.9, 3, 0, 1)],
+    "optimizer", [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), *CAUTIOUS, Delayed(0.9, 3, 0, 1)]
 )
 def test_one_change_that_is_far_too_large_is_forgotten(optimizer: ServerOptimizer) -> None:
     """An infinity would stay for ever. (Adagrad and Yogi never forget a change that large, finite as it is.)"""

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
@@ -28,18 +29,11 @@ PRIVATE = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}
 STEP = Release(BATCH / TRAIN, 1.0)
 SCORED = Release(1.0, 5.0)
 ORDER = WorkOrder("a/1", 0, 1, BATCH, 3, 0.1, seed=1, evaluate=False)
+FOUND = Evaluation(3.5, 6.0, 10, {"own": (0.5, 10)}, {"sum": (1.0,)}, {"local": {"accuracy": (0.1, 0.2)}})
 REPORT = WorkReport(
-    base_version=0,
-    steps=3,
-    samples=24,
-    compute_s=0.25,
-    loss=0.7,
-    overhead_s={"load": 0.1},
-    windows=(Window(96.0, 0.5, 0.5),),
-    batch_cap=17,
-    evaluation=Evaluation(3.5, 6.0, 10, {"own": (0.5, 10)}, {"sum": (1.0,)}, {"local": {"accuracy": (0.1, 0.2)}}),
-    metrics={"peak_memory_bytes": 1e9},
-)
+    0, 3, 24, compute_s=0.25, loss=0.7, overhead_s={"load": 0.1}, windows=(Window(96.0, 0.5, 0.5),), batch_cap=17,
+    evaluation=FOUND, metrics={"peak_memory_bytes": 1e9},
+)  # fmt: skip
 
 
 def strategy(folder: Path, privacy: Mapping[str, Any] | None = None, **more: Any) -> StrategyConfig:
@@ -60,11 +54,18 @@ def owner(folder: Path, budget: BudgetConfig | None = BUDGET) -> OwnerPolicy:
     return OwnerPolicy(privacy=budgets, ledgers=str(folder / "state"))
 
 
+def begun(
+    config: StrategyConfig, rules: OwnerPolicy | None = None, machines: ClusterConfig | None = None
+) -> SiloSession:
+    """A silo's part of a run."""
+    spec = RunSpec.of(config, machines, 3)
+    return SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=rules)
+
+
 def session(
     folder: Path, privacy: Mapping[str, Any] | None = None, budget: BudgetConfig | None = BUDGET
 ) -> SiloSession:
-    spec = RunSpec.of(strategy(folder, {**PRIVATE, **(privacy or {})}), None, 3)
-    return SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, budget))
+    return begun(strategy(folder, {**PRIVATE, **(privacy or {})}), owner(folder, budget))
 
 
 def guard_of(session: SiloSession) -> PrivacyGuard:
@@ -83,15 +84,8 @@ def guard(
         for number, budget in enumerate(budgets)
     )
     config = PrivacyConfig(kind="dp-sgd", clip=1.0, noise_multiplier=1.0, score_noise=score_noise)
-    return PrivacyGuard(
-        config,
-        ledgers,
-        PrivateSettings(1.0, 1.0, TRAIN, seeded=seeded),
-        cast(SiloTrainer, None),
-        "run",
-        rounds=10,
-        counts=counts,
-    )
+    settings = PrivateSettings(1.0, 1.0, TRAIN, seeded=seeded)
+    return PrivacyGuard(config, ledgers, settings, cast(SiloTrainer, None), "run", rounds=10, counts=counts)
 
 
 def outcome(report: WorkReport = REPORT) -> Outcome:

@@ -86,12 +86,6 @@ def test_the_order_of_releases_does_not_matter(kind: str) -> None:
     assert len(found) == 1
 
 
-def test_more_steps_less_noise_and_larger_batches_cost_more() -> None:
-    costs = [epsilon({Release(0.1, 3.0): 10}, DELTA), epsilon({Release(0.1, 3.0): 20}, DELTA)]
-    costs += [epsilon({Release(0.2, 3.0): 20}, DELTA), epsilon({Release(0.2, 2.0): 20}, DELTA)]
-    assert costs == sorted(costs) and len(set(costs)) == 4
-
-
 def test_nothing_costs_nothing_and_no_noise_everything() -> None:
     assert epsilon({}, DELTA) == epsilon({Release(0.1, 1.0): 0}, DELTA) == 0
     assert epsilon({Release(0.1, 0.0): 1}, DELTA) == inf

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.core.orders import Evaluation, Split, WorkReport
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger
 from fedsync.silo.protocol import EvaluateModel
-from tests.privacy.guards import BUDGET, ORDER, REPORT, SCORED, STEP, TRAIN, entered, guard, outcome, session
+from tests.privacy.guards import BUDGET, FOUND, ORDER, REPORT, SCORED, STEP, TRAIN, entered, guard, outcome, session
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -40,38 +41,26 @@ def test_without_noise_for_scores_none_is_sent_and_none_counted(folder: Path) ->
     assert done.report.evaluation == Evaluation(None, None, TRAIN) and entered(folder) == {STEP: 3}
 
 
-def test_a_report_has_nothing_that_the_owner_does_not_declare_public(folder: Path) -> None:
-    kept = WorkReport(0, 3, 24, 3.0, None, evaluation=Evaluation(None, None, TRAIN))
-    assert told(folder, []) == kept
+NO_SCORE = Evaluation(None, None, TRAIN)
+BARE = WorkReport(0, 3, 24, 3.0, None, evaluation=NO_SCORE)
+SPEED_ALONE = replace(REPORT, loss=None, metrics={}, evaluation=NO_SCORE)
+PUBLIC: dict[str, tuple[dict[str, Any], WorkReport]] = {
+    "nothing": ({"public": []}, BARE),
+    "times, windows and memory, unless the owner takes them out": ({}, SPEED_ALONE),
+    "the loss": ({"public": ["loss"]}, replace(BARE, loss=0.7)),
+    "scores, as they are": ({"public": ["scores"]}, replace(BARE, evaluation=replace(FOUND, gains={}))),
+    "statistics, which open no report": ({"public": ["statistics"]}, BARE),
+}
 
 
-def test_speed_is_public_unless_the_owner_takes_it_out(folder: Path) -> None:
-    """Times, windows and memory; no loss, no score, no metric that training code may have filled."""
-    found = told(folder, None)
-    assert found == replace(REPORT, loss=None, metrics={}, evaluation=Evaluation(None, None, TRAIN))
-
-
-def test_a_public_loss_is_sent_and_nothing_else(folder: Path) -> None:
-    assert told(folder, ["loss"]) == WorkReport(0, 3, 24, 3.0, 0.7, evaluation=Evaluation(None, None, TRAIN))
-
-
-def test_public_scores_are_sent_as_they_are_and_cost_nothing(folder: Path) -> None:
-    assert REPORT.evaluation is not None
-    expected = WorkReport(0, 3, 24, 3.0, None, evaluation=replace(REPORT.evaluation, gains={}))
-    assert told(folder, ["scores"], score_noise=5.0) == expected
-    ledger = PrivacyLedger("data-0", BUDGET, folder / "data-0.jsonl").load()
-    assert ledger.spent == {STEP: 3}
-
-
-def test_public_statistics_open_no_report(folder: Path) -> None:
-    assert told(folder, ["statistics"]) == told(folder, [])
-
-
-def told(folder: Path, public: list[str] | None, score_noise: float | None = None) -> WorkReport:
-    more = {} if public is None else {"public": public}
-    budget = BudgetConfig.model_validate({**BUDGET.model_dump(), **more})
-    subject = guard(folder, budget, score_noise=score_noise)
-    return subject.released(replace(ORDER, evaluate=True), outcome()).report
+@pytest.mark.parametrize("what", PUBLIC)
+def test_a_report_has_nothing_that_the_owner_does_not_declare_public(what: str, folder: Path) -> None:
+    """No metric either, which training code may have filled. What is public costs nothing."""
+    said, expected = PUBLIC[what]
+    budget = BudgetConfig.model_validate({**BUDGET.model_dump(), **said})
+    subject = guard(folder, budget, score_noise=5.0 if "scores" in what else None)
+    assert subject.released(replace(ORDER, evaluate=True), outcome()).report == expected
+    assert PrivacyLedger("data-0", BUDGET, folder / "data-0.jsonl").load().spent == {STEP: 3}
 
 
 def test_a_figure_is_public_only_if_all_owners_data_allow_it(folder: Path) -> None:
@@ -82,8 +71,7 @@ def test_a_figure_is_public_only_if_all_owners_data_allow_it(folder: Path) -> No
 
 
 def test_a_silo_without_a_budget_sends_neither_loss_nor_score_of_a_private_run(folder: Path) -> None:
-    found = guard(folder).released(ORDER, outcome()).report
-    assert found == replace(REPORT, loss=None, metrics={}, evaluation=Evaluation(None, None, TRAIN))
+    assert guard(folder).released(ORDER, outcome()).report == SPEED_ALONE
 
 
 def test_a_noisy_score_is_a_count_with_noise_of_the_asked_size(folder: Path) -> None:

@@ -15,7 +15,6 @@ from fedsync.common.errors import BudgetSpent, ConfigError
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
-from fedsync.silo.owner import privacy_ledger
 from fedsync.silo.owner.audit import AuditLog
 from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace, file_name, sealed_line
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, last_entry
@@ -33,32 +32,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def path(folder: Path) -> Path:
+    return folder / "privacy" / "train.jsonl"
+
+
 def ledger(folder: Path, budget: BudgetConfig = BUDGET) -> PrivacyLedger:
-    return PrivacyLedger("train", budget, folder / "privacy" / "train.jsonl").load()
+    return PrivacyLedger("train", budget, path(folder)).load()
 
 
 def audited(folder: Path) -> PrivacyLedger:
     log = AuditLog(AuditPlace(str(folder / AUDIT), "fl.example.org:9092"))
-    file = folder / "privacy" / "train.jsonl"
-    return PrivacyLedger("train", BUDGET, file, folder / AUDIT, log.add).load()
+    return PrivacyLedger("train", BUDGET, path(folder), folder / AUDIT, log.add).load()
 
 
-def lines(found: PrivacyLedger) -> list[dict[str, object]]:
-    assert found.file is not None
-    return [json.loads(line) for line in found.file.read_text().splitlines()]
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path(folder).read_text().splitlines()]
 
 
 def test_an_entry_is_on_disk_when_enter_returns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, synced = ledger(folder), []
-    assert subject.file is not None
-    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(subject.file.stat().st_size))  # type: ignore[union-attr]
+    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(path(folder).stat().st_size))
     for number in range(1, 4):
         subject.enter("run", f"a/{number}", {STEP: 5})
-        assert len(synced) == number and synced[-1] == subject.file.stat().st_size
-    assert [(line["n"], line["of"], line["times"]) for line in lines(subject)] == [
+        assert len(synced) == number and synced[-1] == path(folder).stat().st_size
+    assert [(line["n"], line["of"], line["times"]) for line in lines(folder)] == [
         (1, "a/1", 5), (2, "a/2", 5), (3, "a/3", 5),
     ]  # fmt: skip
-    assert subject.file.stat().st_mode & 0o777 == 0o600
+    assert path(folder).stat().st_mode & 0o777 == 0o600
 
 
 def test_what_was_spent_is_spent_after_a_restart_and_by_run(folder: Path) -> None:
@@ -77,10 +77,9 @@ def test_an_entry_that_a_kill_cut_is_cut_off_and_its_result_never_left(folder: P
     subject = ledger(folder)
     subject.enter("run", "a/1", {STEP: 5})
     subject.enter("run", "a/2", {STEP: 3})
-    assert subject.file is not None
-    whole = subject.file.read_bytes()
+    whole = path(folder).read_bytes()
     for kept in (1, 40, len(whole.splitlines(keepends=True)[1]) - 1):
-        subject.file.write_bytes(whole[: len(whole.splitlines(keepends=True)[0]) + kept])
+        path(folder).write_bytes(whole[: len(whole.splitlines(keepends=True)[0]) + kept])
         again = ledger(folder)
         assert again.spent == {STEP: 5}
         again.enter("run", "a/2", {STEP: 3})
@@ -92,7 +91,7 @@ def test_what_an_order_left_out_is_given_back_for_good(folder: Path) -> None:
     subject.enter("one", "a/1", {STEP: 5})
     subject.enter("two", "a/1", {STEP: 5})
     subject.give_back("two", "a/1", {STEP: 4})
-    assert [line["kind"] for line in lines(subject)] == ["spent", "spent", "returned"]
+    assert [line["kind"] for line in lines(folder)] == ["spent", "spent", "returned"]
     for found in (subject, ledger(folder)):
         assert found.spent == {STEP: 6} and found.by_run == {"one": {STEP: 5}, "two": {STEP: 1}}
 
@@ -115,19 +114,13 @@ def test_more_than_the_budget_is_refused_and_not_entered(folder: Path) -> None:
     for ask in (lambda: subject.enter("run", "a/2", {STEP: 2}), lambda: subject.check({STEP: 2})):
         with pytest.raises(BudgetSpent, match=r"would exceed the privacy budget of 'train': epsilon 1 at delta 1e-05"):
             ask()
-    assert len(lines(subject)) == 1
+    assert len(lines(folder)) == 1
     subject.enter("run", "a/2", {STEP: 1})
     assert ledger(folder, TIGHT).spent == {STEP: most}
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"epsilon": 9.0},
-        {"delta": 1e-3},
-        {"epsilon": 0.5, "delta": 1e-9},
-        {"accountant": "rdp"},
-    ],
+    "changed", [{"epsilon": 9.0}, {"delta": 1e-3}, {"epsilon": 0.5, "delta": 1e-9}, {"accountant": "rdp"}]
 )
 def test_another_silo_yaml_gives_nothing_back(changed: dict[str, object], folder: Path) -> None:
     ledger(folder).enter("run", "a/1", {STEP: 20})
@@ -148,10 +141,9 @@ def test_another_unit_is_refused_since_entries_do_not_bound_it(folder: Path) -> 
 def test_an_entry_of_an_older_version_has_no_unit(folder: Path) -> None:
     subject = ledger(folder)
     subject.enter("run", "a/1", {STEP: 20})
-    assert subject.file is not None
-    (line,) = lines(subject)
+    (line,) = lines(folder)
     without = {key: value for key, value in line.items() if key not in ("unit", "digest")}
-    subject.file.write_bytes(sealed_line(without)[0])  # type: ignore[arg-type]
+    path(folder).write_bytes(sealed_line(without)[0])  # type: ignore[arg-type]
     assert ledger(folder).spent == {STEP: 20}
 
 
@@ -180,7 +172,7 @@ def test_two_processes_enter_in_turn(folder: Path) -> None:
         for number in range(8):
             subject.enter("own", f"a/{number}", {STEP: 1})
     assert other.returncode == 0
-    assert [line["n"] for line in lines(subject)] == list(range(1, 17))
+    assert [line["n"] for line in lines(folder)] == list(range(1, 17))
     found = ledger(folder)
     assert found.by_run == {"own": {STEP: 8}, "other": {STEP: 8}}
 
@@ -198,13 +190,12 @@ def test_what_another_process_spent_is_not_spent_again(folder: Path) -> None:
 def test_an_older_ledger_is_noticed_by_the_audit_log(folder: Path) -> None:
     subject = audited(folder)
     subject.enter("run", "a/1", {STEP: 5})
-    assert subject.file is not None
-    old = subject.file.read_bytes()
+    old = path(folder).read_bytes()
     subject.enter("run", "a/2", {STEP: 5})
     assert audited(folder).spent == {STEP: 10}
-    assert last_entry(folder / AUDIT, "train") == (2, lines(subject)[1]["digest"])
+    assert last_entry(folder / AUDIT, "train") == (2, lines(folder)[1]["digest"])
     assert last_entry(folder / AUDIT, "other") == (0, "0" * 64)
-    subject.file.write_bytes(old)
+    path(folder).write_bytes(old)
     with pytest.raises(ConfigError, match="entry 2, which the audit log names, is missing: this is an older ledger"):
         audited(folder)
     # An older ledger that went on without the audit log is as long as the newest, or longer, and still another.
@@ -212,7 +203,7 @@ def test_an_older_ledger_is_noticed_by_the_audit_log(folder: Path) -> None:
         ledger(folder).enter("run", "a/2", {Release(0.1, 3.0): times})
         with pytest.raises(ConfigError, match="entry 2, which the audit log names, is missing"):
             audited(folder)
-    subject.file.unlink()
+    path(folder).unlink()
     with pytest.raises(ConfigError, match="this is an older ledger"):
         audited(folder)
 
@@ -225,7 +216,7 @@ def test_a_line_of_the_audit_log_that_a_power_failure_cut_closes_no_budget(folde
     whole = log.read_bytes()
     for lost in (1, 40):
         log.write_bytes(whole[:-lost])
-        assert last_entry(folder / AUDIT, "train") == (1, lines(subject)[0]["digest"])
+        assert last_entry(folder / AUDIT, "train") == (1, lines(folder)[0]["digest"])
         assert audited(folder).spent == {STEP: 10}
 
 
@@ -247,16 +238,15 @@ def test_a_changed_entry_is_noticed(change: tuple[bytes, bytes], folder: Path) -
     subject = ledger(folder)
     subject.enter("run", "a/1", {STEP: 5})
     subject.enter("run", "a/2", {STEP: 5})
-    assert subject.file is not None
-    whole = subject.file.read_bytes()
+    whole = path(folder).read_bytes()
     assert change[0] in whole
-    subject.file.write_bytes(whole.replace(*change, 1))
+    path(folder).write_bytes(whole.replace(*change, 1))
     with pytest.raises(ConfigError, match=r"its entry 1 was changed\. Restore the newest"):
         ledger(folder)
-    subject.file.write_bytes(whole.splitlines(keepends=True)[1])  # the first is gone
+    path(folder).write_bytes(whole.splitlines(keepends=True)[1])  # the first is gone
     with pytest.raises(ConfigError, match="entry 1 was changed"):
         ledger(folder)
-    subject.file.write_bytes(b"[]\n" + whole)
+    path(folder).write_bytes(b"[]\n" + whole)
     with pytest.raises(ConfigError, match="entry 1 was changed"):
         ledger(folder)
 
@@ -264,15 +254,14 @@ def test_a_changed_entry_is_noticed(change: tuple[bytes, bytes], folder: Path) -
 def test_a_ledger_that_vanishes_or_shrinks_closes_the_data(folder: Path) -> None:
     subject = ledger(folder)
     subject.enter("run", "a/1", {STEP: 5})
-    assert subject.file is not None
-    whole = subject.file.read_bytes()
-    subject.file.write_bytes(b"")
+    whole = path(folder).read_bytes()
+    path(folder).write_bytes(b"")
     with pytest.raises(ConfigError, match="has become shorter"):
         subject.enter("run", "a/2", {STEP: 5})
-    subject.file.unlink()
+    path(folder).unlink()
     with pytest.raises(ConfigError, match="the ledger is missing"):
         subject.check({STEP: 5})
-    subject.file.write_bytes(whole)
+    path(folder).write_bytes(whole)
     subject.enter("run", "a/2", {STEP: 5})
 
 
@@ -291,11 +280,10 @@ def limited(most: int) -> Iterator[None]:
 def test_a_full_disk_takes_no_entry_and_keeps_no_part_of_one(room: int, folder: Path) -> None:
     subject = ledger(folder)
     subject.enter("run", "a/1", {STEP: 5})
-    assert subject.file is not None
-    whole = subject.file.read_bytes()
+    whole = path(folder).read_bytes()
     with limited(len(whole) + room), pytest.raises(ConfigError, match=r"the privacy ledger cannot be written.*Free"):
         subject.enter("run", "a/2", {STEP: 5})
-    assert subject.file.read_bytes() == whole and subject.spent == {STEP: 5}
+    assert path(folder).read_bytes() == whole and subject.spent == {STEP: 5}
     subject.enter("run", "a/2", {STEP: 5})
     assert ledger(folder).spent == {STEP: 10}
 
@@ -322,7 +310,3 @@ def test_a_silo_of_a_silo_file_has_its_ledger_in_memory(tmp_path: Path, monkeypa
     assert subject.spent == {STEP: 5} and not list(tmp_path.iterdir())
     with pytest.raises(BudgetSpent):
         subject.enter("run", "a/2", {STEP: 10_000})
-
-
-def test_ledgers_lie_in_the_state_folder() -> None:
-    assert privacy_ledger.LEDGERS == "privacy"

@@ -117,9 +117,3 @@ def test_units_are_drawn_one_by_one_with_the_rate(source: Any) -> None:
     assert abs(drawn.mean() - 0.3) < 7 * math.sqrt(0.21 / drawn.size)
     assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 7 / math.sqrt(times)
     assert len(random.chosen(10, 1.0)) == 10
-
-
-def test_system_numbers_are_new_for_each_order_and_each_part_of_an_order() -> None:
-    one, other = SystemRandom(), SystemRandom()
-    parts = [noise(one, 1000), noise(one, 1000), noise(other, 1000), noise(one, 40_000)[-1000:]]
-    assert len({tuple(part.tolist()) for part in parts}) == len(parts)

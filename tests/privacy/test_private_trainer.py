@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opacus.layers import DPLSTM
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from fedsync.client.app import Silo
 from fedsync.common.errors import ConfigError, Diverged
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.task_trainers import trainer_of
@@ -18,6 +20,7 @@ from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.dp_sgd import private_trainer
 from fedsync.train.dp_sgd.private_step import check_layers
+from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from tests.privacy.make import INPUTS, TARGETS, Fixed, Line, clipped, order, slot, trainer
 from tests.train.make import TwoClasses
@@ -64,16 +67,6 @@ def test_a_step_begins_where_the_last_one_ended(random: Fixed) -> None:
     for number, rows in enumerate(([2], [0, 2]), 1):
         weights = weights - 0.1 * (clipped(row_gradients(weights)[rows], CLIP) + NOISE * CLIP * number) / 2
     np.testing.assert_allclose(found.update, weights - START, rtol=1e-5)
-
-
-def test_units_are_added_up_alike_in_pieces(random: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, found = trainer(settings=SETTINGS), []
-    for values in (2**25, 2):
-        monkeypatch.setattr(private_trainer, "_MOST_VALUES", values)
-        random.units, random.drawn = [[0, 1, 2, 3]], 0
-        found.append(subject.run(order(), START, Cursor()))
-    np.testing.assert_allclose(found[0].update, found[1].update, rtol=1e-6)
-    assert found[0].report.loss == pytest.approx(found[1].report.loss)
 
 
 def test_an_empty_draw_gives_noise_alone(random: Fixed) -> None:
@@ -142,21 +135,17 @@ def test_penalties_of_a_linear_model_are_of_no_row_and_have_no_noise(penalties: 
 
 
 def test_a_penalty_of_a_users_task_is_refused() -> None:
-    """It would get no noise, and nobody sees whether it depends on data."""
+    """Of its class or set at the task: it would get no noise, and nobody sees whether it depends on data."""
 
     class Telling(TwoClasses):
         def penalty(self, model: nn.Module) -> Tensor | None:
             return model.get_parameter("0.weight").sum() * self.data(slot()).train[0][0].sum()
 
-    with pytest.raises(ConfigError, match=r"^task\.penalty: it.* may depend on data"):
-        trainer(Telling())
-
-
-def test_a_penalty_that_a_user_sets_at_the_task_is_refused_too() -> None:
-    telling = Line()
-    vars(telling)["penalty"] = lambda model: model.get_parameter("weight").sum() * INPUTS.sum()
-    with pytest.raises(ConfigError, match=r"^task\.penalty: it.* may depend on data"):
-        trainer(telling)
+    line = Line()
+    vars(line)["penalty"] = lambda model: model.get_parameter("weight").sum() * INPUTS.sum()
+    for telling in (Telling(), line):
+        with pytest.raises(ConfigError, match=r"^task\.penalty: it.* may depend on data"):
+            trainer(telling)
 
 
 def test_a_user_s_number_named_penalty_is_no_penalty(random: Fixed) -> None:
@@ -266,12 +255,6 @@ class Layers(TwoClasses):
         return nn.Sequential(nn.Linear(4, 8), *self._layers, nn.Linear(8, 2))
 
 
-def test_batch_norm_is_refused_with_its_name_and_a_remedy() -> None:
-    with pytest.raises(ConfigError) as caught:
-        trainer(Layers(nn.BatchNorm1d(8)))
-    assert "BatchNorm" in caught.value.problem and "GroupNorm" in str(caught.value)
-
-
 class Recurrent(nn.Module):
     def __init__(self, cell: type[nn.Module]) -> None:
         super().__init__()
@@ -298,22 +281,25 @@ class Weighed(nn.Linear):
         self.register_buffer("scale", torch.ones(8))
 
 
-def test_a_layer_whose_rows_have_no_gradients_is_refused_with_its_name() -> None:
-    with pytest.raises(ConfigError, match=r"hides their gradients.*Weighed"):
-        trainer(Layers(Weighed()))
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        (Layers(nn.BatchNorm1d(8)), "BatchNorm.*Replace BatchNorm by GroupNorm"),
+        (Layers(Weighed()), "hides their gradients.*Weighed"),
+        (Sequences(nn.LSTM), "LSTM.*DPLSTM"),
+    ],
+    ids=["batch norm", "parameters of its own", "LSTM"],
+)
+def test_layers_whose_rows_have_no_gradients_are_refused_with_their_names(task: Task, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        trainer(task)
 
 
-def test_an_lstm_is_refused_and_opacus_own_trains() -> None:
-    from opacus.layers import DPLSTM
-
-    with pytest.raises(ConfigError, match="DPLSTM"):
-        trainer(Sequences(nn.LSTM))
-    subject = trainer(Sequences(DPLSTM), PrivateSettings(1.0, 1.0, 40))
-    assert subject.run(order(batch_size=8), subject.initial_model(), Cursor()).update.any()
-
-
-def test_group_norm_and_dropout_train() -> None:
-    subject = trainer(Layers(nn.GroupNorm(2, 8), nn.Dropout(0.5)), PrivateSettings(1.0, 1.0, 40))
+@pytest.mark.parametrize(
+    "task", [Layers(nn.GroupNorm(2, 8), nn.Dropout(0.5)), Sequences(DPLSTM)], ids=["group norm", "Opacus' LSTM"]
+)
+def test_layers_that_keep_rows_apart_train(task: Task) -> None:
+    subject = trainer(task, PrivateSettings(1.0, 1.0, 40))
     assert subject.run(order(batch_size=8), subject.initial_model(), Cursor()).update.any()
 
 
@@ -381,13 +367,7 @@ def test_a_buffer_that_follows_the_data_is_refused(kind: torch.dtype, random: Fi
         subject.run(order(), subject.initial_model(), Cursor())
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("workers", {"workers": 1}),
-        ("precision", {"precision": "fp16"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [("workers", {"workers": 1}), ("precision", {"precision": "fp16"})])
 def test_options_without_gradients_of_rows_are_refused(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"local.{name}: .*Leave {name} out"):
         trainer(**options)
@@ -395,8 +375,6 @@ def test_options_without_gradients_of_rows_are_refused(name: str, options: dict[
 
 def test_a_loop_of_the_user_s_own_is_refused() -> None:
     """Every trainer refuses unless it says otherwise."""
-    from fedsync.train.loop import Trainer
-
     subject = Trainer(Line(), slot(), LocalOptions(device="cpu"))
     with pytest.raises(ConfigError, match=r"a loop of its own.*Write a task without a loop"):
         subject.make_private(SETTINGS)
@@ -409,9 +387,6 @@ def test_nothing_is_trained_before_the_noise_is_chosen() -> None:
 
 
 def test_a_task_of_a_private_run_has_the_private_trainer() -> None:
-    task = StrategyConfig.load("fedavg").task
-    from fedsync.client.app import Silo
-
-    site = Silo(0, "a", 1, "cpu")
-    made = trainer_of(task, site, 3, LocalOptions(device="cpu", private=True))
+    options = LocalOptions(device="cpu", private=True)
+    made = trainer_of(StrategyConfig.load("fedavg").task, Silo(0, "a", 1, "cpu"), 3, options)
     assert isinstance(made, private_trainer.PrivateTrainer)

@@ -13,18 +13,6 @@ every_arrangement = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(("bits", "count", "width", "additions"), [(16, 2, 24, 200), (12, 3, 16, 15), (8, 4, 12, 16)])
-def test_arrangements_of_48_bits(bits: int, count: int, width: int, additions: int) -> None:
-    packing = Packing(bits)
-    assert (packing.count, packing.width, packing.additions) == (count, width, additions)
-
-
-@every_arrangement
-def test_lanes_fit_the_slot_and_sums_fit_the_lanes(packing: Packing) -> None:
-    assert packing.count * packing.width <= packing.slot_bits
-    assert packing.additions * packing.peak < 2 ** (packing.width - 1)
-
-
 @every_arrangement
 def test_the_largest_sums_of_all_lanes_at_once_come_apart(packing: Packing) -> None:
     largest = packing.additions * packing.peak

@@ -115,12 +115,6 @@ def test_rounding_is_unbiased(bits: int) -> None:
         assert abs(mean - exact) < 5 * 0.5 / math.sqrt(count), place
 
 
-def test_whole_steps_are_not_rounded() -> None:
-    grid = QuantizationGrid(Layout(("w",), ((5,),)), Packing(8), (0,), 1)
-    values = np.array([-127, -1, 0, 1, 127], np.float32) / 128
-    np.testing.assert_array_equal(decoded(grid, slots_of(grid, values)), values)
-
-
 def test_what_does_not_fit_is_clipped_and_counted() -> None:
     grid = QuantizationGrid(Layout(("w",), ((4,),)), Packing(8), (0,), 1)
     values = np.array([2.0, -2.0, 0.5, 127 / 128], np.float32)

@@ -10,7 +10,7 @@ import pytest
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.sealed_wire import Expected, Head, Kind, Writer, decode, encode, member_context
+from fedsync.cipher.encoding.sealed_wire import Expected, Head, Kind, Writer, decode, encode
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, MASKED, Member
 from fedsync.common.errors import ProtocolError
@@ -63,13 +63,6 @@ def test_the_format_by_hand() -> None:
     assert MESSAGE[:160] == header
     assert len(MESSAGE) == 160 + 2 * 32_768 + 16 + 64
     assert MESSAGE[-80:-64] == struct.pack("<2Q", *TAG)
-
-
-def test_piece_by_piece_it_is_the_same_message() -> None:
-    words = decode(MESSAGE, EXPECTED).words
-    writer = Writer(HEAD, KEYS.signing)
-    pieces = [writer.header, writer.payload(words[:1]), writer.payload(words[1:1]), writer.payload(words[1:])]
-    assert b"".join([*pieces, writer.trailer(TAG)]) == MESSAGE
 
 
 def test_the_words_are_a_view_of_the_message() -> None:
@@ -174,32 +167,6 @@ def test_a_sum_has_no_annex_and_lists_those_of_its_members() -> None:
     assert check_of(longer, expected(of)) == "annex"
 
 
-def test_what_a_sender_knew_reads_alike_in_the_update_and_in_the_sum() -> None:
-    sealed = decode(message(MASKED_HEAD), expected(MASKED_HEAD)).head
-    summed = replace(
-        sealed, kind=Kind.AGGREGATE, members=(member(1), sealed.members[0]), annex=b"", sender="server", round=9
-    )
-    assert member_context(sealed, sealed.members[0]) == member_context(summed, sealed.members[0])
-
-
-def test_all_that_a_sender_knew_is_in_the_context() -> None:
-    """No two differ in one field and have the same context; kind, sender and round are the server's words in a sum."""
-    own = member(0, round_=7)
-    heads = [
-        HEAD,
-        head("masked"),
-        replace(HEAD, packing=Packing(8, 64)),
-        replace(HEAD, attempt=4),
-        replace(HEAD, epoch=6),
-    ]
-    heads += [replace(HEAD, fingerprint=bytes(16)), replace(HEAD, grid=bytes(32)), replace(HEAD, chunks=3)]
-    other = bytes(range(32))
-    members = [replace(own, update_id="silo0/10"), replace(own, round=8), replace(own, nonce=other[:16])]
-    members += [replace(own, chain=other), replace(own, digest=other), replace(own, annex=other)]
-    contexts = [member_context(one, own) for one in heads] + [member_context(HEAD, one) for one in members]
-    assert len(set(contexts)) == len(heads) + len(members)
-
-
 def test_it_may_not_claim_chunks_that_it_does_not_carry() -> None:
     """What crashed a server that trusted the claim: here the length must fit before anything is read."""
     of = replace(EXPECTED, chunks=2**20)
@@ -265,11 +232,6 @@ def test_a_tag_at_its_modulus_is_refused(kind: str) -> None:
     words = decode(message(of), expected(of)).words
     for tag in ((1, of.form.modulus), (of.form.modulus, 1)):
         assert check_of(encode(of, words, tag, KEYS.signing), expected(of)) == "tag"
-
-
-def test_the_receiver_may_look_at_the_grid_itself() -> None:
-    of = replace(HEAD, grid=bytes(32))
-    assert decode(message(of), replace(EXPECTED, grid=None)).head.grid == bytes(32)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ def test_rotation_leaves_out_whom_it_is_told_and_older_bundles_are_refused(place
     assert open_authority(place.admin).epoch == 3
 
 
-def test_rotation_needs_a_silo_that_is_pinned_and_one_that_is_left(place: Place) -> None:
+def test_keys_are_issued_to_pinned_silos_and_to_no_fewer_than_one(place: Place) -> None:
+    with pytest.raises(ConfigError, match="no silo is pinned"):
+        issue(place.admin, (), some_context)
     with pytest.raises(ConfigError, match="no silo would be left"):
         rotate(place.admin, (), some_context)
     place.issue("a")
@@ -111,11 +113,6 @@ def test_keys_other_than_the_pinned_ones_are_refused(place: Place) -> None:
         with pytest.raises(ConfigError, match=check):
             issue(place.admin, [("line", line)], some_context)
     assert list(open_authority(place.admin).members) == ["a"]
-
-
-def test_nothing_is_issued_without_silos(place: Place) -> None:
-    with pytest.raises(ConfigError, match="no silo is pinned"):
-        issue(place.admin, (), some_context)
 
 
 def test_the_administrator_is_pinned_with_the_first_bundle(place: Place, tmp_path: Path) -> None:
@@ -210,23 +207,6 @@ def test_the_servers_file_has_no_secret_and_opens_nothing(tmp_path: Path) -> Non
             open_blob(guess, Purpose.SNAPSHOT, b"", blob)
         with pytest.raises(ProtocolError):
             unwrap(bundle, SiloKeys("a", value, value), ring.group.administrator)
-
-
-def test_a_context_without_the_secret_key_does_not_decrypt() -> None:
-    """The most that the server could build: the public parameters of the suite."""
-    import tenseal
-
-    _, rings = emulated_rings(["a"])
-    private = tenseal.context_from(rings["a"].group.context, n_threads=1)
-    sealed = tenseal.bfv_vector(private, [1, 2, 3])
-    assert sealed.decrypt() == [1, 2, 3]
-    nothing = {"save_public_key": False, "save_galois_keys": False, "save_relin_keys": False}
-    public = tenseal.context_from(private.serialize(save_secret_key=False, **nothing), n_threads=1)
-    assert not public.is_private()
-    with pytest.raises(ValueError, match="doesn't hold a secret_key"):
-        tenseal.bfv_vector_from(public, sealed.serialize()).decrypt()
-    stranger = tenseal.context_from(emulated_rings(["a"])[1]["a"].group.context, n_threads=1)
-    assert tenseal.bfv_vector_from(stranger, sealed.serialize()).decrypt()[:3] != [1, 2, 3]
 
 
 def test_emulated_keys_are_those_of_the_commands_and_are_used_again(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import pickle
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedsync.cipher.keys import material
 from fedsync.cipher.keys.material import GroupKey, PublicKeys, Purpose, SiloKeys, is_signed, open_blob, seal_blob
@@ -37,12 +35,6 @@ def test_a_digest_is_concealed_under_a_key_that_the_server_does_not_have() -> No
     assert group.conceal(b"digest") == hmac.digest(key, b"digest", "sha256")
 
 
-def test_every_purpose_epoch_salt_and_key_has_a_sub_key_of_its_own() -> None:
-    groups = [group_of(A), group_of(A, epoch=2), group_of(A, key=b"l" * 32)]
-    keys = [group.derive(purpose, salt) for group in groups for purpose in Purpose for salt in (b"", b"1")]
-    assert len(set(keys)) == len(groups) * len(Purpose) * 2
-
-
 def test_the_fingerprint_stands_for_context_key_and_epoch() -> None:
     group = group_of(A)
     salt = hashlib.sha256(b"context").digest()
@@ -61,15 +53,7 @@ def test_no_secret_is_in_a_repr_and_a_group_key_pickles() -> None:
     assert pickle.loads(pickle.dumps(group)) == group
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"epoch": 0},
-        {"epoch": 2**32},
-        {"key": b"short"},
-        {"context": b""},
-    ],
-)
+@pytest.mark.parametrize("values", [{"epoch": 0}, {"epoch": 2**32}, {"key": b"short"}, {"context": b""}])
 def test_a_group_key_of_nonsense_is_refused(values: dict[str, object]) -> None:
     good: dict[str, object] = {"epoch": 1, "context": b"c", "key": b"k" * 32, "members": {}, "administrator": b"a" * 32}
     with pytest.raises(ValueError, match=r"epoch|context"):
@@ -113,14 +97,6 @@ def test_a_silo_has_a_name_that_can_name_a_file() -> None:
         SiloKeys.generate("../a")
 
 
-@given(data=st.binary(max_size=300), associated=st.binary(max_size=20))
-def test_a_sealed_blob_opens_with_the_same_group_key(data: bytes, associated: bytes) -> None:
-    group = group_of(A)
-    blob = seal_blob(group, Purpose.SNAPSHOT, associated, data)
-    assert open_blob(group, Purpose.SNAPSHOT, associated, blob) == data
-    assert len(blob) == len(data) + 60
-
-
 def test_a_blob_is_aes_gcm_under_a_key_of_its_own() -> None:
     group = group_of(A)
     blob = seal_blob(group, Purpose.SNAPSHOT, b"version 4", b"model")
@@ -128,6 +104,7 @@ def test_a_blob_is_aes_gcm_under_a_key_of_its_own() -> None:
     key = hkdf_by_hand(group.key, salt, b"fedsync group 1/1/snapshot")
     assert AESGCM(key).decrypt(bytes(12), body, head + group.fingerprint + b"version 4") == b"model"
     assert seal_blob(group, Purpose.SNAPSHOT, b"version 4", b"model")[12:] != blob[12:]
+    assert open_blob(group, Purpose.SNAPSHOT, b"", seal_blob(group, Purpose.SNAPSHOT, b"", b"")) == b""
 
 
 def test_every_flipped_bit_and_every_cut_is_refused() -> None:

@@ -43,3 +43,15 @@ def test_whether_there_is_a_budget_and_an_order_before_is_bound() -> None:
     assert len({context(each) for each in (first, replace(first, budget_s=1.0), replace(first, behind="a/0"))}) == 3
     own = replace(first, update_id="b/7", seed=9, batch_size=3, max_steps=9, round=4)
     assert context(own) == context(first)
+
+
+def test_run_past_attempt_and_roster_are_bound() -> None:
+    of, chain, silos = order("a/1", 0), bytes(32), roster()
+    contexts = {
+        context(of),
+        mask_context(bytes(32), of, chain, 0, silos),
+        mask_context(RUN, of, b"1" * 32, 0, silos),
+        mask_context(RUN, of, chain, 1, silos),
+        mask_context(RUN, of, chain, 0, replace(silos, digest=bytes(32))),
+    }
+    assert len(contexts) == 5

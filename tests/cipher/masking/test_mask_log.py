@@ -25,7 +25,7 @@ from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.locks import taken
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
-from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, order, plan, report
+from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, mean_of, order, plan, report
 from tests.cipher.masking.rounds import WORK
 from tests.cipher.masking.test_masked import FOUR
 from tests.cipher.masking.test_masks import looks_uniform
@@ -63,14 +63,6 @@ def test_masks_are_entered_once_and_never_for_an_older_version(federation: Feder
     MaskLog(_ring(federation, "b"), RUN).enter(3, 0)
     MaskLog(ring, RUN).enter(3, 8)
     MaskLog(ring, RUN).enter(4, 0)
-
-
-def test_keys_in_memory_have_their_book_in_memory(federation: Federation) -> None:
-    ring = replace(_ring(federation), folder=None)
-    log = MaskLog(ring, RUN)
-    log.enter(0, 0)
-    with pytest.raises(ProtocolError):
-        log.enter(0, 0)
 
 
 def test_a_run_has_a_pair_of_keys_of_its_own_that_outlives_the_process(federation: Federation) -> None:
@@ -183,8 +175,12 @@ def test_an_update_under_masks_with_a_stranger_is_refused(federation: Federation
 
 
 def test_a_server_cannot_fill_the_disk_with_attempts(federation: Federation) -> None:
+    """Nor memory, where the book is there with the keys."""
     log = MaskLog(replace(_ring(federation), folder=None), RUN)
-    for attempt in range(MAX_ATTEMPTS):
+    log.enter(0, 1)
+    with pytest.raises(ProtocolError):
+        log.enter(0, 1)
+    for attempt in range(1, MAX_ATTEMPTS):
         log.enter(0, 2**32 - 1 - attempt)
     with pytest.raises(ProtocolError):
         log.enter(0, 0)
@@ -224,10 +220,8 @@ def _seal(silo: EncryptedReplica, number: int, update: Vector, rate: float = 0.1
 
 def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation: Federation) -> None:
     assert not federation.silos["a"].unrevealed
-    ids = []
-    for name in "abcd":
-        federation.begin(name, 0)
-        ids.append(federation.answer(name, change(ord(name))))
+    federation.begin_all("abcd", 0)
+    ids = federation.answer_all("abcd")
     assert all(silo.unrevealed for silo in federation.silos.values())
     federation.commit(1, ids)
     federation.unmask()
@@ -283,10 +277,9 @@ def test_updates_of_two_attempts_have_nothing_in_common(federation: Federation) 
 
 def test_a_silo_that_failed_before_it_sealed_is_in_the_sum(federation: Federation) -> None:
     federation.begin_all("abbcd", 0)
-    ids = [federation.answer(name, change(ord(name))) for name in "abcd"]
-    federation.commit(1, ids)
+    federation.commit(1, federation.answer_all("abcd"))
     federation.unmask()
-    close(federation.begin("b", 1), INITIAL + np.mean([change(ord(name)) for name in "abcd"], axis=0))
+    close(federation.begin("b", 1), INITIAL + mean_of("abcd"))
 
 
 def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
@@ -298,12 +291,11 @@ def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
     with pytest.raises(ProtocolError, match="masks"):
         federation.seal("b", change(9))
     federation.begin("b", 0)
-    ids = [federation.answer(name, change(ord(name))) for name in "abcd"]
-    federation.commit(1, ids)
+    federation.commit(1, federation.answer_all("abcd"))
     assert "b/3 has masks of another" in caplog.text
     federation.unmask()
     after = federation.begin("b", 1)
-    close(after, INITIAL + np.mean([change(ord(name)) for name in "acd"], axis=0))
+    close(after, INITIAL + mean_of("acd"))
     updates = federation.run_round(1, "abcd")
     close(federation.begin("b", 2), after + np.mean(updates, axis=0), 2)
 
@@ -311,9 +303,9 @@ def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
 def test_what_travels_in_the_clear_counts_for_those_in_the_sum_only(tmp_path: Path) -> None:
     federation = Federation(plan("masked", only=("head.*",)), tmp_path, FOUR)
     federation.begin_all("abcddd", 0)
-    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "abcd"])
+    federation.commit(1, federation.answer_all("abcd"))
     federation.unmask()
-    mean = np.mean([change(ord(name)) for name in "abc"], axis=0)
+    mean = mean_of("abc")
     clear = slice(0, LAYOUT.size - 600)
     model = federation.begin("a", 1)
     close(model, INITIAL + mean)
@@ -324,16 +316,13 @@ def test_a_server_that_comes_back_again_and_again_gets_an_update_of_every_silo(f
     """All silos have sealed at the version from which it goes on, each time."""
     federation.begin("a", 0)
     checkpoint = pickle.dumps(federation.aggregator.state())
-    for name in "abcd":
-        federation.begin(name, 0)
-        federation.answer(name, change(ord(name)))
+    federation.begin_all("abcd", 0)
+    federation.answer_all("abcd")
     for _ in range(3):
         federation.aggregator = EncryptedAggregator(federation.plan, federation.keys.server)
         federation.aggregator.restore(pickle.loads(checkpoint))
-        ids = []
-        for name in "abcd":
-            federation.begin(name, 0)
-            ids.append(federation.answer(name, change(ord(name))))
+        federation.begin_all("abcd", 0)
+        ids = federation.answer_all("abcd")
     federation.commit(1, ids)
     federation.unmask()
-    close(federation.begin("c", 1), INITIAL + np.mean([change(ord(name)) for name in "abcd"], axis=0))
+    close(federation.begin("c", 1), INITIAL + mean_of("abcd"))

@@ -1,7 +1,6 @@
 """Masks: the server and one silo together see no single update, and who is lost meanwhile costs nothing."""
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,11 @@ import pytest
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.mask_log import mask_context
-from fedsync.cipher.masking.mask_round import (
-    Survivors,
-    read_question,
-)
+from fedsync.cipher.masking.mask_round import Survivors
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.errors import ProtocolError
-from fedsync.core.orders import WorkOrder
-from fedsync.model.transfer import OtherVersion, Payload
-from tests.cipher.make import INITIAL, Federation, change, close, order, plan, report
+from fedsync.model.transfer import OtherVersion
+from tests.cipher.make import INITIAL, Federation, change, close, mean_of, order, plan
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
 FIVE = {**FOUR, "e": 10}
@@ -54,12 +49,8 @@ def test_one_of_five_killed_between_upload_and_reveal_in_each_of_ten_rounds_cost
     expected = INITIAL
     for version in range(10):
         victim = "abcde"[version % 5]
-        ids, updates = [], []
         federation.begin_all(FIVE, version)
-        for name in FIVE:
-            updates.append(change(100 * version + ord(name)))
-            ids.append(federation.answer(name, updates[-1]))
-        federation.commit(version + 1, ids)
+        federation.commit(version + 1, federation.answer_all(FIVE, version))
         asked, killed = 0, False
         while federation.aggregator.blocked:
             for name, question in federation.aggregator.questions().items():
@@ -73,7 +64,7 @@ def test_one_of_five_killed_between_upload_and_reveal_in_each_of_ten_rounds_cost
                     assert name == victim and killed
                     federation.aggregator.give_up(name)
         assert killed
-        expected = expected + np.mean(updates, axis=0)
+        expected = expected + np.mean([change(100 * version + ord(name)) for name in FIVE], axis=0)
     models = [federation.begin(name, 10) for name in FIVE]
     close(models[0], expected, 10)
     for model in models[1:]:
@@ -102,12 +93,11 @@ def test_who_comes_late_is_in_the_next_round(tmp_path: Path, caplog: pytest.LogC
     federation.begin_all("abcd", 0)
     federation.aggregator.greet("e", -1, federation.silos["e"].greeting())
     federation.begin("e", 0)
-    ids = [federation.answer(name, change(ord(name))) for name in FIVE]
-    federation.commit(1, ids)
+    federation.commit(1, federation.answer_all(FIVE))
     assert "e/1 has masks" in caplog.text
     federation.unmask()
     after = federation.begin("a", 1)
-    close(after, INITIAL + np.mean([change(ord(name)) for name in FOUR], axis=0))
+    close(after, INITIAL + mean_of(FOUR))
     updates = federation.run_round(1, "abcde")
     close(federation.begin("e", 2), after + np.mean(updates, axis=0), 2)
 
@@ -139,61 +129,18 @@ def test_a_sum_of_two_stays_closed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(federation.begin("a", 1), INITIAL)
 
 
-# The server has others do something that moves nothing, and one silo, d, is on its side.
-
-
-def _as_told(federation: Federation, name: str, told: WorkOrder, size: float = 0.2) -> Payload:
-    """What training at the order's rate comes to."""
-    update = (told.learning_rate * change(ord(name), size)).astype(np.float32)
-    return federation.silos[name].send(update, told, report(told.base_version))
-
-
-def _orders(**others: float) -> dict[str, WorkOrder]:
-    """b is the victim."""
-    return {name: replace(order(f"{name}/1", 0), **({} if name == "b" else others)) for name in "abcd"}  # type: ignore[arg-type]
-
-
-def test_and_an_honest_server_opens_no_sum_of_unlike_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    federation = Federation(plan("masked"), tmp_path, FOUR)
-    federation.begin_all("abcd", 0)
-    for name, told in _orders(learning_rate=1e-30).items():
-        federation.aggregator.put(name, told.update_id, _as_told(federation, name, told))
-    federation.commit(1, [f"{name}/1" for name in "abcd"])
-    assert "b/1 has masks of another" in caplog.text
-
-
-def _annex(federation: Federation, name: str) -> Annex:
-    return Annex.unpack(federation.aggregator._inbox._pending[f"{name}/1"].envelope.head.annex, name, "server")
-
-
-def test_masks_are_bound_to_all_that_is_the_same_for_all_silos(tmp_path: Path) -> None:
+def test_masks_of_an_update_are_of_its_order_the_silo_s_past_and_its_roster(tmp_path: Path) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
     federation.begin("a", 0)
-    told = order("a/1", 0)
-    federation.aggregator.put("a", "a/1", _as_told(federation, "a", told))
-    silo, member = federation.silos["a"], federation.aggregator._inbox._pending["a/1"].envelope.head.members[0]
-    run, chain, roster = silo._masked_run, member.chain, silo._roster
-    assert roster is not None and chain == silo._state.history.chain(0) and run != chain
-    assert _annex(federation, "a").context == mask_context(run, told, chain, 0, roster)
-    others = [
-        mask_context(bytes(32), told, chain, 0, roster),
-        mask_context(run, told, bytes(32), 0, roster),
-        mask_context(run, told, chain, 1, roster),
-        mask_context(run, told, chain, 0, replace(roster, digest=bytes(32))),
-        mask_context(run, replace(told, learning_rate=np.nextafter(told.learning_rate, 1)), chain, 0, roster),
-        mask_context(run, replace(told, evaluate=False), chain, 0, roster),
-        mask_context(run, replace(told, budget_s=1.0), chain, 0, roster),
-    ]
-    assert len({_annex(federation, "a").context, *others}) == 8
+    federation.answer("a", change(1))
+    silo, head = federation.silos["a"], federation.aggregator._inbox._pending["a/1"].envelope.head
+    (member,), annex = head.members, Annex.unpack(head.annex, "a", "server")
+    assert silo._roster is not None and member.chain == silo._state.history.chain(0) != silo._masked_run
+    assert annex.context == mask_context(silo._masked_run, order("a/1", 0), member.chain, 0, silo._roster)
 
 
-def test_silos_of_another_run_have_other_masks_and_keys(tmp_path: Path) -> None:
-    federation = Federation(plan("masked"), tmp_path, FOUR)
-    silo = federation.silos["a"]
-    assert silo._masking is not None
-    other = type(silo._masking)(open_ring(federation.keys.silos["a"]), bytes(32))
-    assert other.pair.exchange != silo._masking.pair.exchange
-    assert read_question(Survivors(bytes(32), {}).encode()).context == bytes(32)
+def test_a_silo_answers_no_question_about_another_run_and_no_nonsense(tmp_path: Path) -> None:
+    silo = Federation(plan("masked"), tmp_path, FOUR).silos["a"]
     with pytest.raises(ProtocolError, match="no masks of this context"):
         silo.answer(Survivors(bytes(32), {}).encode())
     for nonsense in (b"", b"[]", b"{}", bytes(40)):
@@ -209,7 +156,7 @@ def test_a_rollback_right_behind_a_masked_sum_follows_the_sum(tmp_path: Path, re
     federation.run_round(0)
     federation.begin_all("abcd", 1)
     before = federation.silos["a"].model.copy()
-    federation.commit(2, [federation.answer(name, change(ord(name))) for name in "abcd"])
+    federation.commit(2, federation.answer_all("abcd"))
     federation.aggregator.savepoint()  # of version 2
     if restarted:
         saved = pickle.loads(pickle.dumps(federation.aggregator.state()))

@@ -151,38 +151,31 @@ def test_uniform_is_told_from_an_update() -> None:
 
 
 def test_what_does_not_open_a_sum() -> None:
-    """Seeds that are missing, of others, or other than were committed to; annexes that are not those of the members."""
+    """Seeds that are missing, of others, or other than were committed to; annexes that are not those of the members, or
+    of two contexts, such as those of silos that were told to do different work."""
     of, survivors = rounds(), NAMES[:4]
     good, members = opened(of, survivors), [member_of(of, name) for name in survivors]
     Unmasker(good, members)
     entries = {name: unpack(data, "server", 2) for name, data in unpack_named(good, "server").items()}
     annexes, seeds = ({name: entry[place] for name, entry in entries.items()} for place in (0, 1))
     told = {name: Seeds.unpack(data, "server") for name, data in seeds.items()}
-
-    def refused(reason: str, annexes: dict[str, bytes], told: dict[str, Seeds], members: list[Member]) -> None:
-        with pytest.raises(ProtocolError, match=reason):
-            Unmasker(pack_opening(annexes, told), members)
-
-    silo0 = told["silo0"]
+    silo0, other = told["silo0"], rounds(context=hashlib.sha256(b"a rate of 1e-30").digest())["silo0"]
+    too_many = {**silo0.pairs, "silo1": of["silo0"]._seeds.pairs["silo1"]}
     without = {name: annex for name, annex in annexes.items() if name != "silo3"}
-    refused("of other silos", without, told, members)
-    refused("of other silos", annexes, told, members[:3])
-    refused("of other silos", annexes, told, [*members, members[0]])
-    refused("not the one that its silo sealed", {**annexes, "silo0": rounds()["silo0"].annex}, told, members)
-    refused("commitment", annexes, {**told, "silo0": replace(silo0, own=bytes(32))}, members)
-    refused("commitment", annexes, {**told, "silo0": replace(silo0, pairs={"silo4": bytes(32)})}, members)
-    refused("requested", annexes, {**told, "silo0": replace(silo0, pairs={})}, members)
-    pairs = {**silo0.pairs, "silo1": of["silo0"]._seeds.pairs["silo1"]}
-    refused("requested", annexes, {**told, "silo0": replace(silo0, pairs=pairs)}, members)
-
-
-def test_updates_of_two_contexts_are_not_opened_together() -> None:
-    """Such as those of silos that were told to do different work."""
-    of = rounds()
-    of |= {"silo1": rounds(context=hashlib.sha256(b"a rate of 1e-30").digest())["silo1"]}
-    told = {name: of[name]._seeds.only([]) for name in NAMES}
-    with pytest.raises(ProtocolError, match="different contexts"):
-        Unmasker(pack_opening({name: of[name].annex for name in NAMES}, told), [member_of(of, name) for name in NAMES])
+    elsewhere = [replace(members[0], annex=annex_digest(other.annex)), *members[1:]]
+    for reason, changed, told_instead, named in (
+        ("of other silos", without, {}, members),
+        ("of other silos", annexes, {}, members[:3]),
+        ("of other silos", annexes, {}, [*members, members[0]]),
+        ("not the one that its silo sealed", {**annexes, "silo0": rounds()["silo0"].annex}, {}, members),
+        ("different contexts", {**annexes, "silo0": other.annex}, {"silo0": other._seeds.only(["silo4"])}, elsewhere),
+        ("commitment", annexes, {"silo0": replace(silo0, own=bytes(32))}, members),
+        ("commitment", annexes, {"silo0": replace(silo0, pairs={"silo4": bytes(32)})}, members),
+        ("requested", annexes, {"silo0": replace(silo0, pairs={})}, members),
+        ("requested", annexes, {"silo0": replace(silo0, pairs=too_many)}, members),
+    ):
+        with pytest.raises(ProtocolError, match=reason):
+            Unmasker(pack_opening(changed, {**told, **told_instead}), named)
 
 
 def test_each_context_has_its_own_masks() -> None:

@@ -32,13 +32,6 @@ def read(named: dict[str, bytes]) -> MaskRoster:
     return MaskRoster.read(pack_named(named), MEMBERS, RUN, 1)
 
 
-@pytest.mark.parametrize(
-    ("silos", "colluding", "expected"), [(5, 1, 4), (3, 1, 3), (4, 1, 3), (6, 1, 4), (5, 0, 3), (7, 2, 5)]
-)
-def test_threshold(silos: int, colluding: int, expected: int) -> None:
-    assert threshold(silos, colluding) == expected
-
-
 @given(colluding=st.integers(0, 30), more=st.integers(0, 60))
 def test_no_two_lists_get_enough_signatures_and_there_can_be_one(colluding: int, more: int) -> None:
     """Honest silos sign one list, the others both."""
@@ -103,11 +96,6 @@ def test_who_is_not_in_the_roster_with_its_own_key_takes_no_part() -> None:
 
 
 # Frames.
-
-
-@given(st.lists(st.binary(max_size=9), max_size=9))
-def test_frames_come_back(frames: list[bytes]) -> None:
-    assert unpack(pack(frames), "a") == frames
 
 
 @pytest.mark.slow

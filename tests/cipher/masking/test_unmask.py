@@ -98,11 +98,6 @@ def test_who_is_lost_after_it_told_all_is_not_missed() -> None:
     assert server.done and server.opening() is not None
 
 
-def test_too_few_survivors_are_closed_from_the_start() -> None:
-    server = Carried(rounds(), NAMES[:3]).server
-    assert server.closed and server.questions() == {}
-
-
 @pytest.mark.parametrize("colluding", [0, 2])
 def test_other_numbers_of_silos_on_the_server_s_side(colluding: int) -> None:
     """k = 0: t = 3 of 5, two may be lost. k = 2: t = 4."""
@@ -189,33 +184,6 @@ def test_nothing_is_revealed_without_enough_signatures_of_the_list_that_was_sign
             reveal(of, "silo0", bad)
 
 
-def test_a_server_that_tells_two_groups_different_lists_gets_nothing_from_either() -> None:
-    """It has silo0 on its side, which signs whatever it likes: still no list has four signatures."""
-    of = rounds()
-    without = tuple(name for name in NAMES if name != "silo1")
-    groups = {NAMES: ("silo1", "silo2"), without: ("silo3", "silo4")}
-    signatures: dict[tuple[str, ...], dict[str, bytes]] = {}
-    for names, group in groups.items():
-        signatures[names] = signed(of, names, group) | {"silo0": survivors_of(of, names).sign(PAIRS["silo0"])}
-    for names, group in groups.items():
-        for name in group:
-            with pytest.raises(ProtocolError, match="signatures, 4 are needed"):
-                reveal(of, name, signatures[names], *(set(group) - {name}))
-
-
-def test_with_one_signature_less_needed_both_kinds_of_mask_would_come_off() -> None:
-    """Why t is what it is: with t = 3 of 5 and one silo on its side, the server gets the own seed of silo1 by one list,
-    and all its pair seeds by the other."""
-    of = rounds(colluding=0)  # t = 3
-    without = tuple(name for name in NAMES if name != "silo1")
-    own = signed(of, NAMES, ("silo1", "silo2")) | {"silo0": survivors_of(of, NAMES).sign(PAIRS["silo0"])}
-    pairs = signed(of, without, ("silo3", "silo4")) | {"silo0": survivors_of(of, without).sign(PAIRS["silo0"])}
-    known = {reveal(of, "silo1", own).seeds.own, *reveal(of, "silo3", pairs).seeds.pairs.values()}
-    known |= set(reveal(of, "silo4", pairs).seeds.pairs.values()) | {of["silo0"]._seeds.pairs["silo1"]}
-    all_of_them = {of["silo1"]._seeds.own, *of["silo1"]._seeds.pairs.values()}
-    assert all_of_them - known == {of["silo1"]._seeds.pairs["silo2"]}, "and that one is shared among three"
-
-
 def test_seeds_and_shares_of_one_kind_are_told_of_one_silo() -> None:
     of = rounds()
     told = reveal(of, "silo0", signed(of, FOUR, FOUR), "silo2", "silo3")
@@ -231,14 +199,6 @@ def test_no_shares_of_who_is_not_in_the_list_are_told(lost: str) -> None:
     annexes = {lost: of[lost].annex if lost in of else b""}
     with pytest.raises(ProtocolError, match="shares"):
         of["silo0"].reveal(RevealQuestion(CONTEXT, signatures, annexes))
-
-
-def test_shares_of_another_update_of_the_same_silo_are_not_told() -> None:
-    of = rounds()
-    signatures = signed(of, NAMES, NAMES)
-    again = MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, *WORK)
-    with pytest.raises(ProtocolError, match="not the one in the list"):
-        of["silo0"].reveal(RevealQuestion(CONTEXT, signatures, {"silo4": again.annex}))
 
 
 def test_a_silo_whose_book_was_set_back_masks_twice_alike_and_the_second_update_stays_masked() -> None:

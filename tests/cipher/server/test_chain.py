@@ -28,15 +28,10 @@ def test_what_was_added_is_taken_back_newest_first_and_nothing_else() -> None:
     chain = chain_of(ADD, ADD, EMPTY, ADD, EMPTY)
     chain.undo(1)
     (undoing,) = chain.since(5)
-    assert undoing.kind is UNDO
-    assert [entry.version for entry in undoing.entries] == [4, 2]
-    assert chain.newest == 6
-
-
-def test_where_nothing_was_added_nothing_is_taken_back() -> None:
-    chain = chain_of(ADD, EMPTY)
-    chain.undo(1)
-    assert [link.kind for link in chain.since(2)] == [EMPTY]
+    assert (undoing.kind, [entry.version for entry in undoing.entries], chain.newest) == (UNDO, [4, 2], 6)
+    nothing = chain_of(ADD, EMPTY)
+    nothing.undo(1)
+    assert [link.kind for link in nothing.since(2)] == [EMPTY]
 
 
 def test_what_is_forgotten_cannot_be_taken_back_nor_what_took_back() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from fedsync.cipher.keys.keywrap import SUITE, ServerKeys
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import PolicyError, ProtocolError
+from fedsync.evaluation.version_scores import Selection
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.server_optimizer import Adaptive, HeavyBall
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
@@ -44,13 +47,11 @@ def test_the_grid_that_most_silos_used_counts_whoever_was_first(
     close(federation.begin("a", 1), INITIAL + np.mean(honest, axis=0))
 
 
-def test_an_update_counts_once_and_its_order_is_over(tmp_path: Path) -> None:
+def test_an_update_is_committed_once_and_its_order_is_over(tmp_path: Path) -> None:
     federation = Federation(plan("pad"), tmp_path, FOUR)
     federation.begin("a", 0)
     update_id, payload = federation.seal("a", change(1))
     federation.aggregator.put("a", update_id, payload)
-    with pytest.raises(ProtocolError, match="is here already"):
-        federation.aggregator.put("a", update_id, payload)
     federation.commit(1, [update_id])
     with pytest.raises(ProtocolError, match="was not ordered"):
         federation.aggregator.put("a", update_id, payload)
@@ -108,15 +109,25 @@ def test_a_snapshot_is_no_larger_than_a_model_and_a_mebibyte(tmp_path: Path) -> 
             federation.aggregator.put_snapshot("a", 0, bad)
 
 
-@pytest.mark.parametrize(("tensors", "silos"), [(20_000, 2), (1, 2000)])
-def test_snapshots_of_many_tensors_or_silos_are_taken(tensors: int, silos: int) -> None:
-    """Else the server keeps every link, and asks again after each commit for what it then refuses."""
-    layout = Layout(tuple(f"layer{number}.weight" for number in range(tensors)), ((1,),) * tensors)
-    many, names = replace(plan(), layout=layout), [f"{number:064}" for number in range(silos)]
+LARGE = Layout(("w",), ((600_000,),))
+LARGE_SNAPSHOTS: dict[str, tuple[Layout, int, dict[str, Any]]] = {
+    "many tensors": (Layout(tuple(f"layer{number}" for number in range(20_000)), ((1,),) * 20_000), 2, {}),
+    "many silos": (Layout(("w",), ((1,),)), 2000, {}),
+    "the best model": (LARGE, 3, {"selection": Selection()}),
+    "two moments": (LARGE, 3, {"optimizer": Adaptive("adam", 0.05, 0.9, 0.99, 0.05)}),
+    "a moment and the best model": (LARGE, 3, {"optimizer": HeavyBall(0.9, 1), "selection": Selection()}),
+}
+
+
+@pytest.mark.parametrize("what", LARGE_SNAPSHOTS)
+def test_the_server_takes_snapshots_with_all_that_is_in_them(what: str) -> None:
+    """Else it keeps every link, and asks again after each commit for what it then refuses."""
+    layout, silos, more = LARGE_SNAPSHOTS[what]
+    large, names = replace(plan(), layout=layout, **more), [f"{number:064}" for number in range(silos)]
     keys = ServerKeys(
         epoch=1, fingerprint=bytes(16), suite=SUITE, senders=dict.fromkeys(names, bytes(32)), administrator=bytes(32)
     )
-    assert ReplicaState.most_bytes(many, names) + 1000 < EncryptedAggregator(many, keys).snapshot_bytes
+    assert ReplicaState.most_bytes(large, names) + 1000 < EncryptedAggregator(large, keys).snapshot_bytes
 
 
 def test_two_updates_with_one_nonce_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

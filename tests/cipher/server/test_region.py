@@ -18,7 +18,7 @@ from fedsync.extras.relays.sealed_region import SealedRegion
 from fedsync.extras.relays.sealed_sum import most_bytes
 from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.transfer import Payload
-from tests.cipher.make import INITIAL, Federation, change, close, plan
+from tests.cipher.make import INITIAL, Federation, change, close, mean_of, plan
 
 FIVE = dict.fromkeys("abcde", 10)
 Sealed = dict[str, tuple[str, Payload]]
@@ -78,7 +78,7 @@ def test_silos_open_sums_of_sums_bit_for_bit_as_sums_of_single_updates(kind: str
     if kind != "masked":  # who signed first, and so whose signatures travel, is as it happens
         assert bytes(federation.aggregator.outgoing("a")) == bytes(alone.outgoing("a"))
     models = [federation.begin(name, 1).copy() for name in "abcde"]
-    close(models[0], INITIAL + np.mean([change(ord(name)) for name in "abcde"], axis=0))
+    close(models[0], INITIAL + mean_of("abcde"))
     for model in models:
         np.testing.assert_array_equal(model, models[0])
 
@@ -112,7 +112,7 @@ def test_sums_wait_in_files(tmp_path: Path) -> None:
     (found,) = sums_of(federation, sealed(federation), "abc", tmp_path / "relay")
     ids = send(federation, [found])
     federation.commit(1, ids)
-    close(federation.begin("a", 1), INITIAL + np.mean([change(ord(name)) for name in "abc"], axis=0))
+    close(federation.begin("a", 1), INITIAL + mean_of("abc"))
 
 
 def test_a_sum_counts_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +149,7 @@ def test_sums_that_wait_outlive_the_server(tmp_path: Path, *, spoil: bool) -> No
     federation.aggregator.restore(before.state())
     federation.commit(1, [f"{name}/1" for name in ("bcde" if spoil else "abcde")])
     counted = "de" if spoil else "abcde"
-    close(federation.begin("a", 1), INITIAL + np.mean([change(ord(name)) for name in counted], axis=0))
+    close(federation.begin("a", 1), INITIAL + mean_of(counted))
 
 
 def test_who_keeps_single_updates_says_that_a_region_sends_none(tmp_path: Path, caplog: Any) -> None:

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding.catch_up import WINDOW, attesters
+from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from tests.cipher.sealers import member_of
 
@@ -44,14 +44,3 @@ def test_where_nobody_attests_the_server_forgets_after_all_and_says_so_once(capl
             assert snapshots.settle(WINDOW) is None
             assert snapshots.settle(WINDOW + 1) == snapshot(version)
     assert caplog.text.count("fewer than 2 silos have attested") == 1
-
-
-def test_one_silo_of_two_is_half() -> None:
-    snapshots = Snapshots(needed=1)
-    snapshots.offer(snapshot(5))
-    assert snapshots.settle(links=1) == snapshot(5)
-
-
-@pytest.mark.parametrize(("silos", "needed"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
-def test_half_of_the_silos_with_a_key_is_rounded_up(silos: int, needed: int) -> None:
-    assert attesters(silos) == needed

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.common.errors import ProtocolError
@@ -24,8 +23,7 @@ ADD, UNDO, EMPTY = LinkKind.ADD, LinkKind.UNDO, LinkKind.EMPTY
 def holding(federation: Federation, tmp_path: Path, version: int) -> EncryptedReplica:
     """A silo that holds this version."""
     silo = federation.copy("c", tmp_path / f"{version}.bin")
-    federation.aggregator.holds("c", -1)
-    whole = catch_up.decode(federation.aggregator.outgoing("c"))
+    whole = federation.all_for("c")
     silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
     return silo
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 
 from fedsync.cipher.encoding.catch_up import Start, decode
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.figure_pool import FOLDER
+from fedsync.cipher.silo.figure_pool import FOLDER, KeptModel
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import Evaluation, Score
 from fedsync.evaluation.metrics.score_histograms import Auroc, ScoreCounts
 from fedsync.evaluation.version_scores import Selection
 from fedsync.model.layout import as_bytes
@@ -48,15 +49,18 @@ def federation(folder: Path, of: EncryptionPlan | None = None) -> Federation:
     return made
 
 
-def rounds(made: Federation, accuracies: Sequence[float], begin: int = 0, names: str = SILOS) -> None:
-    """One version after the other, each evaluated by all."""
+def rounds(made: Federation, accuracies: Sequence[float], begin: int = 0, names: str = SILOS) -> dict[int, str]:
+    """One version after the other, each evaluated by all; returns the digest of each version's model."""
+    found = {}
     for version, accuracy in enumerate(accuracies, begin):
-        made.begin_all(names, version)
+        model, *_ = [made.begin(name, version) for name in names]
+        found[version] = hashlib.sha256(as_bytes(model).data).hexdigest()
         ids = [
             made.answer(name, change(17 * version + index), evaluation=evaluation(accuracy))
             for index, name in enumerate(names)
         ]
         made.commit(version + 1, ids)
+    return found
 
 
 def settled(made: Federation, version: int, names: str = SILOS) -> dict[str, tuple[int, str]]:
@@ -75,24 +79,10 @@ def kept(silo: EncryptedReplica) -> tuple[int, str]:
     return best.version, best.digest
 
 
-def models(made: Federation, accuracies: Sequence[float]) -> dict[int, str]:
-    """Digest of each version that a silo comes to."""
-    found = {}
-    for version, accuracy in enumerate(accuracies):
-        model, *_ = [made.begin(name, version) for name in SILOS]
-        found[version] = hashlib.sha256(as_bytes(model).data).hexdigest()
-        ids = [
-            made.answer(name, change(17 * version + index), evaluation=evaluation(accuracy))
-            for index, name in enumerate(SILOS)
-        ]
-        made.commit(version + 1, ids)
-    return found
-
-
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
 def test_all_silos_keep_the_model_of_the_best_version(kind: str, tmp_path: Path) -> None:
     made = federation(tmp_path, best_plan(kind))
-    digests = models(made, [0.5, 0.75, 0.875, 0.75, 0.875, 0.5])
+    digests = rounds(made, [0.5, 0.75, 0.875, 0.75, 0.875, 0.5])
     found = settled(made, 6)
     assert set(found.values()) == {(2, digests[2])}, "of two that are as good, the first"
     assert made.silos["a"].pooled is not None
@@ -101,14 +91,14 @@ def test_all_silos_keep_the_model_of_the_best_version(kind: str, tmp_path: Path)
 
 def test_by_a_metric_of_which_less_is_better(tmp_path: Path) -> None:
     made = federation(tmp_path, best_plan(rule=Selection("auroc", higher=False)))
-    digests = models(made, [0.5, 0.25, 0.875])
+    digests = rounds(made, [0.5, 0.25, 0.875])
     assert set(settled(made, 3).values()) == {(1, digests[1])}
 
 
 def test_catching_up_over_several_versions_comes_to_the_same(tmp_path: Path) -> None:
     """One stays away for six versions, another begins anew, and one is replaced by a trainer that has its file."""
     made = federation(tmp_path, best_plan(quorum=3))
-    digests = models(made, [0.5, 0.625])
+    digests = rounds(made, [0.5, 0.625])
     rounds(made, [0.875, 0.75, 0.5, 0.625, 0.75], 2, "abc")
     made.silos["b"] = made.copy("b", tmp_path / "b" / "copy.bin")
     made.silos["c"] = made.copy("c")
@@ -166,7 +156,7 @@ def test_without_its_file_a_silo_begins_anew(tmp_path: Path) -> None:
 def test_versions_that_are_taken_back_stay_the_best_of_what_was_seen(tmp_path: Path) -> None:
     made = federation(tmp_path)
     made.aggregator.savepoint()
-    digests = models(made, [0.5, 0.875, 0.5])
+    digests = rounds(made, [0.5, 0.875, 0.5])
     settled(made, 3)
     made.aggregator.rollback()
     found = settled(made, 4)
@@ -176,7 +166,7 @@ def test_versions_that_are_taken_back_stay_the_best_of_what_was_seen(tmp_path: P
 
 def test_who_begins_with_a_snapshot_keeps_the_same_model(tmp_path: Path) -> None:
     made = federation(tmp_path, best_plan(quorum=3))
-    digests = models(made, [0.5, 0.875, 0.5])
+    digests = rounds(made, [0.5, 0.875, 0.5])
     settled(made, 3, "a")
     made.aggregator.put_snapshot("a", 3, made.silos["a"].snapshot())
     rounds(made, [0.5, 0.5, 0.5], 3, "abc")
@@ -221,3 +211,16 @@ def test_all_snapshots_of_a_run_are_as_long_with_models_in_them_as_without(tmp_p
     settled(made, 4, "ab")
     lengths.add(len(made.silos["a"].snapshot()))
     assert len(lengths) == 1 and state.best is not None and made.silos["a"]._state.offered is not None
+
+
+@pytest.mark.parametrize(
+    "score", [None, Score(4, 0.5, 0.25, {"auroc": 0.1}), Score(4, None, 0.25), Score(4, 0.5, None)]
+)
+def test_a_kept_model_s_score_comes_back_and_beside_another_model_it_is_refused(score: Score | None) -> None:
+    model = np.arange(3, dtype=np.float32)
+    kept = KeptModel.of(5, model, score)
+    words = json.loads(json.dumps(kept.to_json()))
+    again = KeptModel.from_json(words, model)
+    assert (again.version, again.digest, again.score) == (kept.version, kept.digest, score)
+    with pytest.raises(ValueError, match="version 5"):
+        KeptModel.from_json(words, model + 1)

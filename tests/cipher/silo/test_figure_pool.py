@@ -69,15 +69,11 @@ def test_a_loss_is_the_mean_over_updates_in_four_digits() -> None:
     assert figures == PooledFigures(1, 1.235, None)
 
 
-def test_an_evaluation_counts_if_all_silos_of_its_version_evaluated() -> None:
+def test_an_evaluation_counts_if_all_silos_of_its_version_evaluated_and_they_are_more_than_half_of_a_quorum() -> None:
     """By hand: 3 of 4 right, a loss of 2 / 4."""
-    assert told(["abcde"], {1: 5})[0].score == Score(0, 0.75, 0.5)
+    assert told(["abcde"], {1: 5})[0].score == told(["abc", "de"], {1: 3})[0].score == Score(0, 0.75, 0.5)
     assert told(["abcde"], {1: 4})[0].score is None, "the one left out would be the difference"
-
-
-def test_a_score_is_of_more_than_half_of_a_quorum() -> None:
     assert told(["ab", "cde"], {1: 2})[0].score is None
-    assert told(["abc", "de"], {1: 3})[0].score == Score(0, 0.75, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +120,3 @@ def test_a_metric_that_says_no_number_is_not_told() -> None:
     of, members = replace(tally(5, 5), evaluation=found), [member_of(silo, 0) for silo in "abcde"]
     _, figures = FigurePool().after(1, of, members, QUORUM, (Auroc("auroc", statistic),))
     assert figures is not None and figures.score is not None and figures.score.metrics == {}
-
-
-def test_it_comes_back_from_a_file() -> None:
-    pool, _ = FigurePool().after(1, tally(2, 2, 1 / 3), [member_of(silo, 0) for silo in "ab"], QUORUM)
-    assert FigurePool.from_json(pool.to_json()) == pool

@@ -1,6 +1,5 @@
 """A silo gets the model of all again, whatever became of its copy; and whatever it says, the server goes on."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.silo import replica_state
 from fedsync.cipher.silo.replay_log import ChainLog
 from fedsync.common.errors import ConfigError, ProtocolError
-from fedsync.model.transfer import OtherVersion
 from tests.cipher.make import Federation, change, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
@@ -128,33 +126,6 @@ def test_a_model_is_not_kept_before_it_is_put_down_which_it_is(tmp_path: Path, m
     with pytest.raises(ConfigError, match="No space left"):
         silo.receive(federation.aggregator.outgoing("c"), 0)
     assert silo.holds == -1 and not (tmp_path / "copy.bin").exists()
-
-
-def test_a_silo_whose_copy_is_damaged_starts_without_one_and_is_sent_what_it_lacks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    federation = Federation(plan("pad"), tmp_path, THREE)
-    kept = _history(federation, tmp_path / "copy.bin", 3)
-    file = tmp_path / "damaged.bin"
-    file.write_bytes(kept[3][:-4])
-    silo = federation.copy("c", file)
-    assert silo.holds == -1 and "damaged" in caplog.text
-    with pytest.raises(OtherVersion) as caught:
-        silo.receive(federation.aggregator.outgoing("c"), 3)
-    assert caught.value.mismatch.holds == -1
-    federation.aggregator.holds("c", -1)
-    np.testing.assert_array_equal(silo.receive(federation.aggregator.outgoing("c"), 3), federation.silos["c"].model)
-    assert federation.copy("c", file).holds == 3
-
-
-def test_a_silo_that_is_sent_the_beginning_says_so_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    federation = Federation(plan("pad"), tmp_path, THREE)
-    federation.begin("a", 0)
-    federation.commit(1, [federation.answer("a", change(0))])
-    federation.aggregator.holds("a", -1)
-    with caplog.at_level(logging.WARNING):
-        federation.silos["a"].receive(federation.aggregator.outgoing("a"), 1)
-    assert "no catch-up from version 0" in caplog.text
 
 
 # Nonces.

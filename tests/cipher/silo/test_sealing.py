@@ -13,9 +13,8 @@ from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid
-from fedsync.cipher.encoding.sealed_wire import Kind, decode
+from fedsync.cipher.encoding.sealed_wire import decode
 from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_pieces
-from fedsync.cipher.suites.suite import Adder, check_words
 from fedsync.common.errors import ProtocolError
 from fedsync.model.layout import Layout
 from tests.cipher.messages import KEYS, expected, head
@@ -86,16 +85,3 @@ def test_sealing_takes_the_message_and_little_more(kind: str) -> None:
     tracemalloc.stop()
     assert len(message) <= 2.2 * values.nbytes
     assert peak < len(message) + 8 * MIB
-
-
-def test_a_sum_needs_no_more_than_itself() -> None:
-    """The server holds one sum: adding allocates nothing in proportion."""
-    of = head("bfv", 64, tuple(member(i) for i in range(2)), Kind.AGGREGATE)
-    total = np.zeros((of.chunks, of.form.words), np.uint64)
-    adder = Adder(of.form)
-    tracemalloc.start()
-    check_words(total, adder.form, "silo")
-    adder.add(total, total.copy()[:64])
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < total.nbytes + MIB  # the copy above

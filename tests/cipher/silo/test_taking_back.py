@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,6 @@ from fedsync.model.transfer import OtherVersion
 from tests.cipher.lying_server import entry_of, one_more, rewritten
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 from tests.cipher.silo.chains import ADD, EMPTY, THREE, holding, refused, to, undo
-
-# Taking back.
 
 
 def test_what_was_added_last_is_taken_back_once(three_rounds: Federation, tmp_path: Path) -> None:
@@ -30,36 +29,48 @@ def test_what_was_added_last_is_taken_back_once(three_rounds: Federation, tmp_pa
         silo.receive(to(5, left), 6)
 
 
-def test_what_is_taken_back_twice_in_one_link_or_message_is_refused(three_rounds: Federation, tmp_path: Path) -> None:
-    silo, last = holding(three_rounds, tmp_path, 3), entry_of(three_rounds, 3)
-    for links in ([undo(last, last)], [undo(last), undo(last)]):
-        with refused(silo, "undo"):
-            silo.receive(to(3, *links), 3 + len(links))
+Lie = Callable[[Federation], list[Link]]
 
 
-@pytest.mark.parametrize("versions", [(2,), (1,), (3, 1), (2, 3), (2, 1)])
-def test_only_what_is_left_of_the_newest_is_taken_back(
-    versions: tuple[int, ...], three_rounds: Federation, tmp_path: Path
+def taking_back(*versions: int) -> Lie:
+    """What these versions added, in one link and in this order."""
+    return lambda rounds: [undo(*(entry_of(rounds, version) for version in versions))]
+
+
+def adding(version: int, *under: int) -> Lie:
+    """What was added by one version, under other numbers."""
+    return lambda rounds: [Link(ADD, (rewritten(rounds, entry_of(rounds, version), other),)) for other in under]
+
+
+LIES: dict[str, tuple[int, Lie, str]] = {
+    "taken back twice in one link": (3, taking_back(3, 3), "undo"),
+    "taken back twice in one message": (3, lambda rounds: [undo(entry_of(rounds, 3))] * 2, "undo"),
+    "the version before the newest": (3, taking_back(2), "undo"),
+    "the first version": (3, taking_back(1), "undo"),
+    "the newest, and not the one before": (3, taking_back(3, 1), "undo"),
+    "in the wrong order": (3, taking_back(2, 3), "undo"),
+    "all but the newest": (3, taking_back(2, 1), "undo"),
+    "another version's sum": (2, lambda rounds: [undo(rewritten(rounds, entry_of(rounds, 1), 2))], "undo"),
+    "a sum that was never added": (2, lambda rounds: [undo(rewritten(rounds, entry_of(rounds, 3), 2))], "undo"),
+    "with other words": (2, lambda rounds: [undo(rewritten(rounds, entry_of(rounds, 2), 2, one_more))], "tag"),
+    "added again as the next version": (1, adding(1, 2), "members"),
+    "added twice in one message": (1, adding(2, 2, 3), "members"),
+    "the next two in the wrong order": (1, lambda rounds: rounds.aggregator._chain.links[2:0:-1], "version"),
+    "behind a version that brings nothing": (
+        1, lambda rounds: [Link(EMPTY), rounds.aggregator._chain.links[1]], "version",
+    ),
+}  # fmt: skip
+"""What a silo holds, links that it is sent then, and the check that fails."""
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_links_that_do_not_continue_what_a_silo_holds_are_refused(
+    what: str, three_rounds: Federation, tmp_path: Path
 ) -> None:
-    silo = holding(three_rounds, tmp_path, 3)
-    with refused(silo, "undo"):
-        silo.receive(to(3, undo(*(entry_of(three_rounds, version) for version in versions))), 4)
-
-
-def test_something_else_is_not_taken_back(three_rounds: Federation, tmp_path: Path) -> None:
-    """Another version's sum, one that was never added, and with other values in the clear."""
-    silo = holding(three_rounds, tmp_path, 2)
-    other = rewritten(three_rounds, entry_of(three_rounds, 1), 2)
-    never = rewritten(three_rounds, entry_of(three_rounds, 3), 2)
-    for entry in (other, never):
-        with refused(silo, "undo"):
-            silo.receive(to(2, undo(entry)), 3)
-
-
-def test_what_is_taken_back_with_other_words_is_refused(three_rounds: Federation, tmp_path: Path) -> None:
-    silo = holding(three_rounds, tmp_path, 2)
-    with refused(silo, "tag"):
-        silo.receive(to(2, undo(rewritten(three_rounds, entry_of(three_rounds, 2), 2, one_more))), 3)
+    version, lie, check = LIES[what]
+    silo, links = holding(three_rounds, tmp_path, version), lie(three_rounds)
+    with refused(silo, check):
+        silo.receive(to(version, *links), version + len(links))
 
 
 def test_what_is_taken_back_with_other_values_in_the_clear_is_refused(tmp_path: Path) -> None:
@@ -70,29 +81,12 @@ def test_what_is_taken_back_with_other_values_in_the_clear_is_refused(tmp_path: 
         silo.receive(to(1, undo(replace(entry, clear=bytes(len(entry.clear))))), 2)
 
 
-# Adding.
-
-
-def test_an_update_is_added_once(three_rounds: Federation, tmp_path: Path) -> None:
-    """As the next version, and twice in one message."""
-    silo = holding(three_rounds, tmp_path, 1)
-    again = Link(ADD, (rewritten(three_rounds, entry_of(three_rounds, 1), 2),))
-    with refused(silo, "members"):
-        silo.receive(to(1, again), 2)
-    twice = [Link(ADD, (rewritten(three_rounds, entry_of(three_rounds, 2), version),)) for version in (2, 3)]
-    with refused(silo, "members"):
-        silo.receive(to(1, *twice), 3)
-
-
-def test_each_link_is_the_next_version(three_rounds: Federation, tmp_path: Path) -> None:
-    silo = holding(three_rounds, tmp_path, 1)
-    second, third = three_rounds.aggregator._chain.links[1:]
+def test_a_message_has_a_link_for_each_version_and_begins_where_the_silo_is(
+    three_rounds: Federation, tmp_path: Path
+) -> None:
+    silo, third = holding(three_rounds, tmp_path, 1), three_rounds.aggregator._chain.links[2]
     with refused(silo, "catch-up"):
         silo.receive(CatchUp(Start.HELD, 1, 3, (third,)).encode(), 3)
-    with refused(silo, "version"):
-        silo.receive(to(1, third, second), 3)
-    with refused(silo, "version"):
-        silo.receive(to(1, Link(EMPTY), second), 3)
     with pytest.raises(OtherVersion):
         silo.receive(to(2, third), 3)
 
