@@ -125,7 +125,7 @@ class Cautious(Adaptive):
         parts = [vector[start:stop] for vector in moments.vectors]
         if moments.powers[0] == 1.0:
             return parts[0]  # momentum is 0 before the first step
-        made = Adaptive._step(self, parts, parts[0], moments.steps)
+        made = Adaptive._step(self, parts, parts[0])
         made *= np.float32(self._factor(moments) * self.beta_1 * LEAD)
         give_back(*moments.vectors)
         return bounded(made)
@@ -133,14 +133,14 @@ class Cautious(Adaptive):
     def _comes_to(self, powers: tuple[float, ...]) -> bool:
         return len(powers) == 2 and all(0 <= power <= 1 for power in powers)
 
-    def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
+    def _moment(self, which: int, old: Sequence[Vector], change: Vector) -> Vector:
         if not which:
             overshot = _agrees(-old[0], change) & (np.abs(change) < np.abs(old[0]))
             old = [np.where(overshot, old[0] * np.float32(KEPT), old[0])]
-        return Adaptive._moment(self, which, old, change, steps)
+        return Adaptive._moment(self, which, old, change)
 
-    def _step(self, moments: Sequence[Vector], change: Vector, steps: int) -> Vector:
-        made = Adaptive._step(self, moments, change, steps)
+    def _step(self, moments: Sequence[Vector], change: Vector) -> Vector:
+        made = Adaptive._step(self, moments, change)
         made[~_agrees(moments[0], change)] = 0
         return made
 

@@ -81,12 +81,12 @@ class ControlVariates(ServerOptimizer):
     def _comes_to(self, powers: tuple[float, ...]) -> bool:
         return len(powers) == 1 and 0 <= powers[0] <= LARGEST
 
-    def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
+    def _moment(self, which: int, old: Sequence[Vector], change: Vector) -> Vector:
         made = old[0] * np.float32(self.kept)
         made += change * np.float32(self.gained)
         return made
 
-    def _step(self, moments: Sequence[Vector], change: Vector, steps: int) -> Vector:
+    def _step(self, moments: Sequence[Vector], change: Vector) -> Vector:
         return change.copy()
 
 

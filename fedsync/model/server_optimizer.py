@@ -126,7 +126,7 @@ class ServerOptimizer(ABC):
 
         def moment(which: int, start: int, stop: int) -> Vector:
             old = [vector[start:stop] for vector in before.vectors]
-            made = self._moment(which, old, bounded(change[start:stop]), bare.steps)
+            made = self._moment(which, old, bounded(change[start:stop]))
             give_back(change, *before.vectors)
             return self._settled(which, made)
 
@@ -135,7 +135,7 @@ class ServerOptimizer(ABC):
 
         def step(start: int, stop: int) -> Vector:
             parts = [vector[start:stop] for vector in vectors]
-            made = self._step(parts, bounded(change[start:stop]), bare.steps)
+            made = self._step(parts, bounded(change[start:stop]))
             made *= factor
             give_back(change, *vectors)
             return bounded(made)
@@ -173,12 +173,12 @@ class ServerOptimizer(ABC):
         return self.rate
 
     @abstractmethod
-    def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
-        """Return a part of a moment after step number ``steps``, from the same part of all moments; in new memory."""
+    def _moment(self, which: int, old: Sequence[Vector], change: Vector) -> Vector:
+        """Return a part of a moment after a step, from the same part of all moments; in new memory."""
 
     @abstractmethod
-    def _step(self, moments: Sequence[Vector], change: Vector, steps: int) -> Vector:
-        """Return a part of step number ``steps``, without `_factor`; in new memory."""
+    def _step(self, moments: Sequence[Vector], change: Vector) -> Vector:
+        """Return a part of a step, without `_factor`; in new memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ class HeavyBall(ServerOptimizer):
 
     vectors: ClassVar[int] = 1
 
-    def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
+    def _moment(self, which: int, old: Sequence[Vector], change: Vector) -> Vector:
         made = old[0] * np.float32(self.momentum)
         made += change
         return made
 
-    def _step(self, moments: Sequence[Vector], change: Vector, steps: int) -> Vector:
+    def _step(self, moments: Sequence[Vector], change: Vector) -> Vector:
         return moments[0].copy()
 
 
@@ -242,7 +242,7 @@ class Adaptive(ServerOptimizer):
         first, second = moments.powers
         return self.rate * math.sqrt(1 - second) / (1 - first)
 
-    def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
+    def _moment(self, which: int, old: Sequence[Vector], change: Vector) -> Vector:
         if not which:
             made = old[0] * np.float32(self.beta_1)
             made += change * np.float32(1 - self.beta_1)
@@ -260,48 +260,10 @@ class Adaptive(ServerOptimizer):
                 made = old[1] + square
         return made
 
-    def _step(self, moments: Sequence[Vector], change: Vector, steps: int) -> Vector:
+    def _step(self, moments: Sequence[Vector], change: Vector) -> Vector:
         below = np.sqrt(moments[1])
         below += np.float32(self.tau)
         return np.divide(moments[0], below, out=below)
-
-
-@dataclass(frozen=True, slots=True)
-class Delayed(ServerOptimizer):
-    """Delayed Nesterov momentum: momentum is renewed and applied every N commits; changes are applied at once.
-
-    With c = ``spread`` and b = ``momentum``: at every N-th step ``m = b m + sum of the last N changes`` and ``model +=
-    rate ((1 - c N + c) b m + change)``; at other steps ``model += rate (c b m + change)``. N = 1 is Nesterov momentum.
-
-    Source: Liu et al. 2024, arXiv:2401.09135, algorithm 3, where a commit is one silo's update and applies 1 / N of it.
-    """
-
-    momentum: float
-    every: int
-    spread: float
-    rate: float
-    grace: int | None = None
-
-    vectors: ClassVar[int] = 2
-
-    def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
-        due = steps % self.every == 0
-        if which:  # sum of the changes since the last renewal
-            return np.zeros_like(change) if due else old[1] + change
-        if not due:
-            return old[0].copy()
-        made = old[0] * np.float32(self.momentum)
-        made += old[1]
-        made += change
-        return made
-
-    def _step(self, moments: Sequence[Vector], change: Vector, steps: int) -> Vector:
-        share = self.spread
-        if steps % self.every == 0:
-            share += 1 - self.spread * self.every
-        made = moments[0] * np.float32(share * self.momentum)
-        made += change
-        return made
 
 
 def _moves(change: Vector) -> bool:

@@ -282,7 +282,6 @@ def test_steps_are_corrected_also_where_silos_do_unequal_numbers_of_them(overrid
         ("{kind: fedavgm, rate: 0.0}", "above 0|greater than 0"),
         ("{kind: fedadam, tau: 0.0}", "at least"),
         ("{kind: fedadam, eta: 0.1}", "unknown key"),
-        ("{kind: delayed-nesterov, every: 4, spread: 0.3}", r"spread 0.3 exceeds one over every \(4\)"),
         ("{kind: fedprox}", "unknown kind 'fedprox'"),
     ],
 )

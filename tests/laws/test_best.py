@@ -69,7 +69,8 @@ class Oracle:
     own: dict[int, dict[str, Evaluation]] = field(default_factory=dict)
     newest: dict[str, Evaluation] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
-    closing: bool = False
+    first: set[str] = field(default_factory=set)
+    """Silos at their first evaluation."""
     settled: int = -1
     best: tuple[int, float] | None = None
 
@@ -95,6 +96,7 @@ class Oracle:
                 case Dispatch(silo, order):
                     self.at_work.setdefault(silo, {})[order.update_id] = order.base_version
                     self.under_way[order.base_version] += 1
+                    self.first |= {silo} - self.seen if order.evaluate else set()
                 case Evaluate(version, silos, Split.VALIDATION):
                     self.at_work, self.own = {}, {}
                     self.under_way = Counter({version: len(silos)})
@@ -104,6 +106,7 @@ class Oracle:
         version = self.at_work.get(silo, {}).pop(update_id, -1)
         if version >= 0:
             self.under_way[version] -= 1
+            self.first.discard(silo)
             if evaluation is not None:
                 self.own.setdefault(version, {}).setdefault(silo, evaluation)
                 self.newest[silo] = evaluation
@@ -117,7 +120,7 @@ class Oracle:
         self.settled = version
         pool = [*(own if len(own) >= len(self.newest) else self.newest).values()]
         value = sum(each.correct for each in pool) / sum(each.samples for each in pool)
-        if 2 * len(pool) > len(self.seen) and (self.best is None or value > self.best[1]):
+        if 2 * len(pool) > len(self.seen | self.first) and (self.best is None or value > self.best[1]):
             self.best = version, value
 
 

@@ -17,7 +17,6 @@ from fedsync.model.server_optimizer import (
     TINY,
     Adaptive,
     Backing,
-    Delayed,
     HeavyBall,
     Moments,
     ServerOptimizer,
@@ -49,7 +48,6 @@ KINDS: dict[str, ServerOptimizer] = {
     "cautious-adam, one layer": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(300, 0.25),), leads=True),
     "fedyogi": Adaptive("yogi", 0.01, 0.9, 0.99, 1e-3),
     "fedadagrad": Adaptive("adagrad", 0.1, 0.0, 0.0, 1e-3),
-    "delayed-nesterov": Delayed(0.9, 3, 0.1, 0.7),
     "scaffold": ControlVariates(0.7),
 }
 CAUTIOUS = [KINDS["cautious-adam"], KINDS["cautious-adam, one layer"]]
@@ -65,8 +63,6 @@ BY_HAND: dict[str, tuple[ServerOptimizer, list[float], list[float]]] = {
     "adagrad": (Adaptive("adagrad", 1.0, 0.0, 0.0, 1.0), [3, 4], [0.75, 2 / 3]),
     # v = 0 + 0.5 x 16 = 8, then 4 < 8: 8 - 0.5 x 4 = 6; m = 4, 2.
     "yogi": (Adaptive("yogi", 1.0, 0.0, 0.5, 1.0), [4, 2], [4 / (math.sqrt(8) + 1), 2 / (math.sqrt(6) + 1)]),
-    # c = 1/4, N = 2, m = 3 from the second commit on: (1 - 1/2 + 1/4) / 2 x 3 there and 1/8 x 3 in the third.
-    "delayed and spread": (Delayed(0.5, 2, 0.25, 1.0), [1, 2, 3], [1, 2 + 0.375 * 3, 3 + 0.125 * 3]),
 }
 """Changes of a single value, and the steps."""
 
@@ -76,23 +72,6 @@ def test_steps_by_hand(kind: str) -> None:
     optimizer, changes, expected = BY_HAND[kind]
     _, steps = walk(optimizer, [vector(change) for change in changes])
     assert [float(step[0]) for step in steps] == pytest.approx(expected)
-
-
-def test_delayed_momentum_by_hand() -> None:
-    """Every second commit m = m / 2 + the last two changes: 3, then 1.5 + 7 = 8.5; half of it is applied at once."""
-    moments, steps = walk(Delayed(0.5, 2, 0.0, 1.0), [vector(1), vector(2), vector(3), vector(4)])
-    assert [float(step[0]) for step in steps] == [1, 2 + 1.5, 3, 4 + 4.25]
-    assert [float(each[0]) for each in moments.vectors] == [8.5, 0]
-
-
-def test_with_every_commit_it_is_nesterov_s() -> None:
-    """m = b m + change; the model moves by b m + change."""
-    changes = [vector(1, -2), vector(0.5, 4), vector(-3, 0.25)]
-    _, steps = walk(Delayed(0.5, 1, 0.0, 2.0), changes)
-    momentum = np.zeros(2)
-    for change, step in zip(changes, steps, strict=True):
-        momentum = 0.5 * momentum + change
-        np.testing.assert_allclose(step, 2 * (0.5 * momentum + change))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +136,6 @@ GOLDEN = {
     "cautious-adam, one layer": "b54fe33bb493eb20",
     "fedyogi": "7e494a4d7e8ec5bc",
     "fedadagrad": "dea7e6af51498ab2",
-    "delayed-nesterov": "c5838193d6c15b04",
     "scaffold": "e3628204c3b4a924",
 }
 """What every machine comes to; under encryption silos whose digests differ cannot be added up."""
@@ -195,9 +173,7 @@ def test_whatever_the_sums_are_all_stays_finite(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "optimizer", [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), *CAUTIOUS, Delayed(0.9, 3, 0, 1)]
-)
+@pytest.mark.parametrize("optimizer", [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), *CAUTIOUS])
 def test_one_change_that_is_far_too_large_is_forgotten(optimizer: ServerOptimizer) -> None:
     """An infinity would stay for ever. (Adagrad and Yogi never forget a change that large, finite as it is.)"""
     honest = [vector(0.01)] * 2001

@@ -82,7 +82,7 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "cautious-adam", "delayed-nesterov", "scaffold"])
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "cautious-adam", "scaffold"])
 def test_a_server_optimizer_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool, kind: str
 ) -> None:

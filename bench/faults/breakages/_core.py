@@ -225,5 +225,15 @@ CORE: Changes = {
             "self._rolling.add(self._rolling.found.pop(silo), self.known, times=-1)",
             "self._rolling.found.pop(silo)",
         ),
+        (
+            "a-fast-silo-alone-chooses-the-best",
+            "            self._newest.setdefault(silo, _FIRST)",
+            "            pass",
+        ),
+        (
+            "who-never-evaluates-keeps-others-from-being-best",
+            "            del self._newest[silo]",
+            "            pass",
+        ),
     ),
 }

@@ -1,4 +1,4 @@
-"""Server optimizers: adaptive methods (Reddi et al. 2021) with Flower's defaults, delayed Nesterov, and SCAFFOLD."""
+"""Server optimizers: adaptive methods (Reddi et al. 2021) with Flower's defaults, and SCAFFOLD."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from fedsync.model.cautious_adam import Cautious
 from fedsync.model.control_variates import ControlVariates
-from fedsync.model.server_optimizer import Adaptive, Delayed, HeavyBall, ServerOptimizer
-from fedsync.policies.schema import Count, NonNegative, Policy, PositiveInt, register
+from fedsync.model.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
+from fedsync.policies.schema import Count, Policy, register
 
 Rate = Annotated[float, Gt(0), Le(1e6)]
 
@@ -142,35 +142,6 @@ class CautiousAdam(PacedOptimizerPolicy):
 
     def build(self) -> ServerOptimizer:
         return Cautious("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
-
-
-@register("delayed-nesterov")
-@dataclass(frozen=True, slots=True)
-class DelayedNesterov(PacedOptimizerPolicy):
-    """Nesterov's momentum for strategies that commit each arrival. The momentum is renewed and applied every few
-    commits; between renewals, the model moves by the updates alone. Liu et al. 2024."""
-
-    momentum: Decay = 0.9
-    """Share of the last momentum in the next momentum."""
-
-    every: PositiveInt = 5
-    """Number of commits between renewals: about the number of silos, with ``server_rate`` at one over it."""
-
-    spread: NonNegative = 0.0
-    """Share of the momentum that each commit applies before the next renewal, at most one over ``every``; c in the
-    paper. 0 applies the whole momentum at the renewal."""
-
-    rate: Rate = 1.0
-    """Learning rate of the server: factor of each step."""
-
-    grace: Count | None = None
-
-    def __post_init__(self) -> None:
-        if self.spread * self.every > 1:
-            raise ValueError(f"spread {self.spread:g} exceeds one over every ({self.every}); lower it")
-
-    def build(self) -> ServerOptimizer:
-        return Delayed(self.momentum, self.every, self.spread, self.rate, self.grace)
 
 
 @register("scaffold")

@@ -22,7 +22,7 @@ from fedsync.model.cautious_adam import Cautious
 from fedsync.model.control_variates import ControlVariates
 from fedsync.model.layout import Vector
 from fedsync.model.plain_aggregator import PlainAggregator
-from fedsync.model.server_optimizer import LARGEST, Adaptive, Delayed, HeavyBall, Moments, ServerOptimizer
+from fedsync.model.server_optimizer import LARGEST, Adaptive, HeavyBall, Moments, ServerOptimizer
 from tests.cipher.lying_server import entry_of
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, plan
 from tests.cipher.silo.chains import EMPTY, refused, to, undo
@@ -36,7 +36,6 @@ OPTIMIZERS: dict[str, ServerOptimizer] = {
     "cautious-adam, one layer": replace(Cautious("adam", 0.05, 0.8, 0.95, 0.05).fitted(LAYOUT), leads=True),
     "fedyogi": Adaptive("yogi", 0.05, 0.9, 0.99, 0.05),
     "fedadagrad": Adaptive("adagrad", 0.05, 0.0, 0.0, 0.05),
-    "delayed-nesterov": Delayed(0.8, 2, 0.2, 1.0, grace=0),
     "scaffold": ControlVariates(0.7),
 }
 every_kind = pytest.mark.parametrize("kind", OPTIMIZERS)
