@@ -23,9 +23,10 @@ from typing import Any
 import psutil
 
 from bench.common import print_table
+from fedsync.common.files import file_digest
 from fedsync.core.orders import Cursor, Split, Subject
 from fedsync.extras.cross_site.site_evaluation import sites_of_run
-from fedsync.observe.quality.kept_models import BEST, best_of
+from fedsync.observe.quality.kept_models import BEST, STATED
 from fedsync.train.weights import load_model
 
 SILOS = "silos:\n- {name: a, speed: 2000.0}\n- {name: b, speed: 1200.0}\n"
@@ -112,7 +113,8 @@ def _commits(out: Path) -> int:
 
 
 def _row(strategy: str, out: Path, what: str) -> dict[str, Any]:
-    stated = best_of(out)
+    described = json.loads((out / STATED).read_bytes()) if (out / BEST).is_file() else {}
+    stated = described.get(file_digest(out / BEST)) if described else None
     if stated is None:
         return {"strategy": strategy, "moment": what, "version": None, "digest": "", "silos": 0, "equal": "no: unknown"}
     told = _told(out, stated["version"])

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedsync.core.actions import KeepBest
 from fedsync.core.orders import Score
 from fedsync.model.layout import Vector
 from fedsync.observe.quality import kept_models
-from fedsync.observe.quality.kept_models import BEST, LAST, MODEL, STATED, KeptModels, best_of
+from fedsync.observe.quality.kept_models import BEST, LAST, MODEL, STATED, KeptModels
 
 
 class KilledError(BaseException):
@@ -35,6 +36,12 @@ def there(out: Path) -> int | None:
     """Version of the model in the file; None where there is none."""
     path = out / BEST
     return int(np.frombuffer(path.read_bytes(), np.float32)[0]) if path.exists() else None
+
+
+def best_of(out: Path) -> Any:
+    """What best.json says of the file; None where there is none, or another."""
+    path = out / BEST
+    return json.loads((out / STATED).read_bytes()).get(_digest(path)) if path.exists() else None
 
 
 def said(out: Path) -> int | None:

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +110,6 @@ class KeptModels:
         following.replace(self._out / BEST)
         self._waiting = None
         self._there = self.digests["best"] = digest
-
-
-def best_of(out: Path) -> Mapping[str, Any] | None:
-    """Return version, value and metrics of a run's ``best.pt``; None where ``best.json`` does not list its SHA-256."""
-    path = out / BEST
-    found: Mapping[str, Any] | None = _stated(out).get(file_digest(path)) if path.is_file() else None
-    return found
 
 
 def _stated(out: Path) -> dict[str, Any]:
