@@ -15,34 +15,15 @@ from hypothesis import strategies as st
 from fedsync.core.actions import Commit, Dispatch, Rollback, Savepoint
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.model.layout import Vector
+from fedsync.policies.barrier.climbing import ClimbingInterval
 from fedsync.policies.barrier.intervals import (
-    Attempt,
     FittedInterval,
-    FixedInterval,
     HalvingInterval,
     IntervalPolicy,
     IntervalRound,
     QualityFit,
 )
-from tests.policies.barrier.make import race
-
-
-def follow(policy: IntervalPolicy[Any], losses: list[float], cost_s: float = 0.0) -> list[Attempt]:
-    """Rounds that take what was asked for, one a loss; returns what was asked for each time, and then next."""
-    state, attempts = policy.init(), []
-    for loss in losses:
-        attempts.append(policy.attempt(state))
-        state = policy.observe(state, IntervalRound(attempts[-1].interval_s, cost_s, loss))
-    return [*attempts, policy.attempt(state)]
-
-
-def lengths(attempts: list[Attempt]) -> list[float]:
-    return [attempt.interval_s for attempt in attempts]
-
-
-def test_fixed_is_fixed() -> None:
-    assert follow(FixedInterval(2.5), [9.0, 1.0, 5.0]) == [Attempt(2.5)] * 4
-
+from tests.policies.barrier.make import follow, lengths, race
 
 # Halving.
 
@@ -192,6 +173,7 @@ def test_whatever_happens_intervals_stay_within_their_bounds(losses: list[float]
     policies: list[tuple[IntervalPolicy[Any], float, float]] = [
         (HalvingInterval(8.0, 2, 0.5), 0.5, 8.0),
         (FittedInterval(1.5, 5.0, 0.5, 8.0), 0.5, 8.0),
+        (ClimbingInterval(2.0, 9.0, factor=1.5, trials=3, confidence=2.0, rest=2), 2.0, 9.0),
     ]
     for policy, low, high in policies:
         state = policy.init()
@@ -249,17 +231,12 @@ def test_fitting_in_a_run_rolls_back_to_where_the_trials_began(tmp_path: Path) -
         stop={"rounds": 6},
         twists=dict.fromkeys("ab", spoiling(lambda version: losses.get(version, 8.0))),
     )
-    done = [
-        (type(a).__name__, getattr(a, "version", None))
-        for entry in result.entries
-        for a in entry.actions
-        if isinstance(a, Savepoint | Rollback | Commit)
-    ]
+    done = [(type(each).__name__, each.version) for _, each in result.actions(Savepoint, Rollback, Commit)]
     assert done == [
         ("Savepoint", 0), ("Commit", 1), ("Commit", 2), ("Commit", 3),
         ("Rollback", 4), ("Commit", 5), ("Commit", 6), ("Commit", 7),
     ]  # fmt: skip
-    bases = {a.order.base_version for entry in result.entries for a in entry.actions if isinstance(a, Dispatch)}
+    bases = {each.order.base_version for _, each in result.actions(Dispatch)}
     assert bases == {0, 1, 2, 4, 5, 6}, "nobody trains from version 3, which is gone"
     assert intervals(result)[:5] == pytest.approx([2.0, 1.5, 1.5, 3.0, 3.0], abs=1 / 32)
     assert intervals(result)[5] == pytest.approx(1.4202 + 0.5, abs=1 / 32)
