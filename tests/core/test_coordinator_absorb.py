@@ -11,9 +11,7 @@ from fedsync.core.orders import Evaluation
 from fedsync.core.state import MOST_FAILURES
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
-from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
-from fedsync.policies.barrier.wrappers.default_wrappers import OpenableSums
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, scored
 
 
@@ -29,28 +27,6 @@ def test_a_round_commits_when_all_are_in_and_the_next_starts_from_it() -> None:
     }
     assert isinstance(entry.actions[0], Commit), "the commit comes before the orders that start from it"
     assert coordinator.version == 1
-
-
-def test_joining_twice_gives_up_the_order() -> None:
-    coordinator, first = begin("a", "b")
-    entry = coordinator.handle(joined("a", at_s=1.0), 1.0)
-    assert [d.update_id for d in of_type(entry, Discard)] == ["a/1"]
-    late = coordinator.handle([answer("a", first["a"])], 2.0)
-    assert [d.update_id for d in of_type(late, Discard)] == ["a/1"]
-    entry = coordinator.handle([answer("b", first["b"])], 3.0)
-    assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
-    assert orders(entry)["a"].update_id == "a/2", "an id is never used twice"
-
-
-def test_a_lost_silo_is_not_waited_for() -> None:
-    coordinator, first = begin("a", "b")
-    coordinator.handle([answer("a", first["a"])], 1.0)
-    entry = coordinator.handle([SiloLost(2.0, "b", "cable cut")], 2.0)
-    (discard,) = of_type(entry, Discard)
-    assert discard.update_id == "b/1"
-    assert "cable cut" in discard.reason
-    assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0})]
-    assert list(orders(entry)) == ["a"]
 
 
 @pytest.mark.parametrize(("silo", "update_id"), [("a", "a/9"), ("b", "a/1"), ("ghost", "ghost/1")])
@@ -150,44 +126,3 @@ def test_a_silo_that_keeps_failing_does_not_keep_the_loss_from_being_compared() 
             break
     assert number == 64
     assert "the training loss changed by 0" in entry.reason
-
-
-def test_a_run_in_which_everybody_keeps_failing_is_given_up() -> None:
-    coordinator, work = begin("a", "b")
-    for attempt in (1, 2):
-        entry = coordinator.handle([WorkFailed(1.0, "a", f"a/{attempt}", "no disk")], 1.0)
-        entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
-        work = orders(entry)
-        assert list(work) == ["a", "b"]
-    coordinator.handle([WorkFailed(1.0, "a", "a/3", "no disk")], 1.0)
-    entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
-    (stop,) = of_type(entry, Stop)
-    assert stop.failed
-    assert "every silo failed 3 orders in a row" in stop.reason
-    assert "'b'" in stop.reason, "the last failure is told"
-    assert of_type(entry, Evaluate) == []
-    assert coordinator.stopped
-
-
-def test_an_encrypted_run_is_given_up_when_fewer_silos_work_than_a_sum_needs() -> None:
-    """The update of b waits for a sum of two, and a fails every order."""
-    coordinator, work = begin("a", "b", barrier=OpenableSums(Bsp(), 2), least=2)
-    coordinator.handle([answer("b", work["b"])], 1.0)
-    for number in (1, 2, 3):
-        assert not coordinator.stopped
-        entry = coordinator.handle([WorkFailed(number, "a", f"a/{number}", "no disk")], number)
-    (stop,) = of_type(entry, Stop)
-    assert stop.failed
-    assert stop.reason.startswith("1 of 2 silos failed 3 orders in a row, and an encrypted sum needs 2 silos")
-
-
-def test_a_success_in_between_starts_the_count_of_failures_anew() -> None:
-    coordinator, work = begin("a", stop=StopRules(rounds=9))
-    for number in range(1, 10):
-        if number % 3 == 0:  # two failures, a success, two failures...
-            entry = coordinator.handle([answer("a", work["a"])], number)
-        else:
-            entry = coordinator.handle([WorkFailed(number, "a", f"a/{number}", "flaky")], number)
-        work = orders(entry)
-        assert of_type(entry, Stop) == []
-    assert coordinator.version == 3

@@ -56,11 +56,6 @@ def test_a_scale_changes_one_thing(scale: Scale, speeds: tuple[float, float], ex
     assert [w.learning_rate for w in work] == pytest.approx([wanted[2] for wanted in expected], rel=1e-15)
 
 
-def test_without_a_balancer_everybody_does_the_same_within_the_caps() -> None:
-    assert plan([silo(300), silo(100)]) == [WORK, WORK]
-    assert batches([silo(300, examples=10), silo(100, memory=20), silo(100)], {"c": 30}) == [10, 20, 30]
-
-
 @pytest.mark.parametrize(
     ("silos", "sizing", "expected"),
     [
@@ -77,24 +72,6 @@ def test_without_a_balancer_everybody_does_the_same_within_the_caps() -> None:
 )
 def test_batches_by_hand(silos: list[SiloView], sizing: dict[str, int], expected: list[int]) -> None:
     assert batches(silos, balancer=PROPORTIONAL, **sizing) == expected
-
-
-@pytest.mark.parametrize(
-    ("limited", "found", "cap"),
-    [
-        (silo(300, examples=40), {}, None),
-        (silo(300, memory=40), {}, None),
-        (silo(300), {"a": 40}, None),
-        (silo(300, examples=500, memory=60), {"a": 40}, 50),  # the lowest of all counts
-        (silo(300, examples=40, memory=60), {"a": 50}, 70),
-        (silo(300, examples=50, memory=40), {"a": 70}, 60),
-    ],
-)
-def test_each_limit_caps_the_batch_and_the_others_take_the_rest(
-    limited: SiloView, found: dict[str, int], cap: int | None
-) -> None:
-    """Of 96, speeds 300:100:100 would take 58, 19, 19; capped at 40, the other two share 56."""
-    assert batches([limited, silo(100), silo(100)], found, balancer=PROPORTIONAL, cap=cap) == [40, 28, 28]
 
 
 def owned(speed: float, examples: int = 1000, **limits: int) -> SiloView:
