@@ -46,9 +46,6 @@ def test_a_count_stands_for_silos_with_numbers() -> None:
         ("y", 2.0, None),
     ]
     assert silos[2].jitter == 0.5
-
-
-def test_a_count_of_one_has_a_number_too() -> None:
     assert [silo.name for silo in read({"name": "x", "speed": 1.0, "count": 1}).silos] == ["x-0"]
 
 

@@ -57,12 +57,6 @@ def test_a_trace_by_hand(start_s: float, work_s: float, end_s: float) -> None:
     )
 
 
-def test_a_trace_ends_each_step() -> None:
-    np.testing.assert_allclose(
-        Load([STALL.pieces()]).ends(8.0, np.array([1.0, 2.0, 3.0, 4.0])), [9, 10, 22, 24], rtol=1e-15
-    )
-
-
 factors = st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=0, max_size=6)
 
 
