@@ -29,6 +29,17 @@ def test_a_round_commits_when_all_are_in_and_the_next_starts_from_it() -> None:
     assert coordinator.version == 1
 
 
+def test_joining_twice_gives_up_the_order() -> None:
+    coordinator, first = begin("a", "b")
+    entry = coordinator.handle(joined("a", at_s=1.0), 1.0)
+    assert [d.update_id for d in of_type(entry, Discard)] == ["a/1"]
+    late = coordinator.handle([answer("a", first["a"])], 2.0)
+    assert [d.update_id for d in of_type(late, Discard)] == ["a/1"]
+    entry = coordinator.handle([answer("b", first["b"])], 3.0)
+    assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
+    assert orders(entry)["a"].update_id == "a/2", "an id is never used twice"
+
+
 @pytest.mark.parametrize(("silo", "update_id"), [("a", "a/9"), ("b", "a/1"), ("ghost", "ghost/1")])
 def test_a_failure_of_no_current_order_is_ignored(silo: str, update_id: str) -> None:
     coordinator, first = begin("a", "b")

@@ -114,11 +114,6 @@ def test_many_silos_with_one_trace_read_it_from_beside_the_file(tmp_path: Path) 
     assert {silo.trace for silo in silos} == {str((tmp_path / "day.csv").resolve())}
 
 
-@pytest.mark.parametrize("name", ["homogeneous", "one-to-three", "contention", "one-slow"])
-def test_the_shipped_clusters_have_eight_silos(name: str) -> None:
-    assert len(ClusterConfig.load(name).silos) == 8
-
-
 def test_the_spread_of_one_to_three() -> None:
     speeds = [silo.speed for silo in ClusterConfig.load("one-to-three").silos]
     assert speeds == sorted(speeds)

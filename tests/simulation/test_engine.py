@@ -108,14 +108,6 @@ def test_silos_at_the_same_instant_come_in_one_batch_in_order(tmp_path: Path) ->
     assert [event.meta.silo for event in result.entries[1].events] == ["a", "b", "c"]
 
 
-def test_the_report_holds_virtual_times_only(tmp_path: Path) -> None:
-    result = simulate(tmp_path, HETERO[:1], strategy(local={"steps": 4, "batch_size": 30}))
-    report = result.events(UpdateArrived)[0].report
-    assert report.compute_s == pytest.approx(0.4)
-    assert dict(report.overhead_s) == {"order": 0.0}
-    assert [window.speed for window in report.windows] == pytest.approx([300.0] * 4)
-
-
 @pytest.mark.parametrize(("steps", "windows"), [(1, 1), (64, 64), (65, 64), (1000, 64)])
 def test_a_report_has_at_most_64_windows(tmp_path: Path, steps: int, windows: int) -> None:
     config = strategy(local={"steps": steps, "batch_size": 8}, stop={"rounds": 1})
@@ -229,14 +221,6 @@ def test_a_loss_that_comes_to_rest_ends_the_run(tmp_path: Path) -> None:
 
 # Reproducibility.
 
-JITTERY = machines(*({"speed": speed, "jitter": 0.2} for speed in (300.0, 200.0, 100.0)))
-
-
-def test_without_jitter_the_seed_changes_no_duration(tmp_path: Path) -> None:
-    one, two = (simulate(tmp_path / str(seed), HETERO, strategy(seed=seed)) for seed in (7, 8))
-    assert one.at() == two.at()
-    assert one.text != two.text, "but it is in the orders"
-
 
 def test_an_altered_journal_does_not_replay(tmp_path: Path) -> None:
     simulate(tmp_path, HETERO)
@@ -244,14 +228,3 @@ def test_an_altered_journal_does_not_replay(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"batch_size":48', '"batch_size":47', 1))
     with pytest.raises(FedSyncError, match=r"entry \d+ replays differently"):
         replay(path)
-
-
-def test_the_silo_decides_the_jitter_not_its_place(tmp_path: Path) -> None:
-    """Adding a silo leaves the others' luck alone."""
-    two, three = simulate(tmp_path / "2", JITTERY[:2], FIXED), simulate(tmp_path / "3", JITTERY, FIXED)
-
-    def seconds(result: Result) -> list[float]:
-        arrivals = {event.meta.update_id: event.report.compute_s for event in result.events(UpdateArrived)}
-        return [arrivals["a/1"], arrivals["b/1"]]
-
-    assert seconds(two) == pytest.approx(seconds(three))

@@ -25,10 +25,6 @@ def machine(seed: int = 7, **silo: Any) -> Machine:
     return Machine(machines({"speed": 100.0, **silo})[0], seed)
 
 
-def test_steps_end_one_after_the_other() -> None:
-    np.testing.assert_allclose(machine().course(order(), 3.0).ends, [3.2, 3.4, 3.6, 3.8, 4.0], rtol=1e-15)
-
-
 def test_jitter_is_a_lognormal_factor_a_step_drawn_for_silo_and_order() -> None:
     """exp(N(0, 0.3)) from the generator that the design names."""
     factors = np.exp(generator(7, Stream.JITTER, "a", 2).normal(0.0, 0.3, 5))
