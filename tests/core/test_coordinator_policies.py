@@ -16,6 +16,7 @@ from fedsync.core.protocols import Bounds, MachineLoad, SpeedSample
 from fedsync.core.report_checks import MAX_SPEED
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.sizing import Sizing
+from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.balance.by_forecast import ProportionalBalancer
 from tests.core.make import WORK, Scripted, answer, begin, joined, of_type, orders, policies
@@ -93,6 +94,14 @@ def test_a_declared_speed_that_no_machine_has_is_not_balanced_on(speed: float) -
         assert "liar" in str(error)
     else:
         assert "honest" in orders(entry)
+
+
+def test_a_batch_cap_that_a_silo_ran_into_is_kept_at_its_lowest() -> None:
+    coordinator, work = begin("a", "b", stop=StopRules(rounds=9))
+    for cap, expected in [(6, 6), (7, 6), (5, 5), (None, 5)]:
+        entry = coordinator.handle([answer("a", work["a"], batch_cap=cap), answer("b", work["b"])], 1.0)
+        work = orders(entry)
+        assert (work["a"].batch_size, work["b"].batch_size) == (expected, 8)
 
 
 @dataclass(frozen=True)
