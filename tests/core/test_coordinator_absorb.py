@@ -11,7 +11,9 @@ from fedsync.core.orders import Evaluation
 from fedsync.core.state import MOST_FAILURES
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
+from fedsync.policies.barrier.wrappers.default_wrappers import OpenableSums
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, scored
 
 
@@ -137,3 +139,32 @@ def test_a_silo_that_keeps_failing_does_not_keep_the_loss_from_being_compared() 
             break
     assert number == 64
     assert "the training loss changed by 0" in entry.reason
+
+
+def test_a_run_in_which_everybody_keeps_failing_is_given_up() -> None:
+    coordinator, work = begin("a", "b")
+    for attempt in (1, 2):
+        entry = coordinator.handle([WorkFailed(1.0, "a", f"a/{attempt}", "no disk")], 1.0)
+        entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
+        work = orders(entry)
+        assert list(work) == ["a", "b"]
+    coordinator.handle([WorkFailed(1.0, "a", "a/3", "no disk")], 1.0)
+    entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
+    (stop,) = of_type(entry, Stop)
+    assert stop.failed
+    assert "every silo failed 3 orders in a row" in stop.reason
+    assert "'b'" in stop.reason, "the last failure is told"
+    assert of_type(entry, Evaluate) == []
+    assert coordinator.stopped
+
+
+def test_an_encrypted_run_is_given_up_when_fewer_silos_work_than_a_sum_needs() -> None:
+    """The update of b waits for a sum of two, and a fails every order."""
+    coordinator, work = begin("a", "b", barrier=OpenableSums(Bsp(), 2), least=2)
+    coordinator.handle([answer("b", work["b"])], 1.0)
+    for number in (1, 2, 3):
+        assert not coordinator.stopped
+        entry = coordinator.handle([WorkFailed(number, "a", f"a/{number}", "no disk")], number)
+    (stop,) = of_type(entry, Stop)
+    assert stop.failed
+    assert stop.reason.startswith("1 of 2 silos failed 3 orders in a row, and an encrypted sum needs 2 silos")
