@@ -2,6 +2,7 @@
 
 import pickle
 from math import nan
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from fedsync.core.availability import REST_S
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, OperatorAsked, SiloJoined, SiloLost, TimerFired, WorkFailed
 from fedsync.core.operator.operator_commands import DropSilo
-from fedsync.core.orders import MAX_AWAY_S, Presence, SiloFacts
+from fedsync.core.orders import MAX_AWAY_S, Presence, SiloFacts, WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
@@ -28,17 +29,21 @@ def join(name: str, left_s: float, back_s: float = 100.0, at_s: float = 0.0) -> 
     return SiloJoined(at_s, name, SiloFacts(1000, presence=there(left_s, back_s)))
 
 
+def started(*events: Event, **changes: Any) -> tuple[Coordinator, dict[str, WorkOrder]]:
+    """A coordinator that has just given the first orders to these silos."""
+    coordinator = Coordinator(policies(**{"stop": StopRules(rounds=9), **changes}))
+    return coordinator, orders(coordinator.handle(list(events), 0.0))
+
+
 def three(left_s: float, rounds: int = 9) -> Coordinator:
     """a and b are there always, c in a window; each has sent its first update at 1 s, and has its second order."""
-    coordinator = Coordinator(policies(stop=StopRules(rounds=rounds)))
-    first = orders(coordinator.handle([*joined("a", "b"), join("c", left_s)], 0.0))
+    coordinator, first = started(*joined("a", "b"), join("c", left_s), stop=StopRules(rounds=rounds))
     coordinator.handle([answer(name, first[name], 1.0) for name in first], 1.0)
     return coordinator
 
 
 def test_nobody_waits_for_a_silo_whose_window_is_over() -> None:
-    coordinator = Coordinator(policies(stop=StopRules(rounds=9)))
-    first = orders(coordinator.handle([*joined("a", "b"), join("c", 5.0)], 0.0))
+    coordinator, first = started(*joined("a", "b"), join("c", 5.0))
     waits = coordinator.handle([answer(name, first[name], 4.0) for name in ("a", "b")], 4.0)
     assert not of_type(waits, Commit) and of_type(waits, WakeAt) == [], "the alarm of the first decision is set"
     goes_on = coordinator.handle([TimerFired(5.0)], 5.0)
@@ -68,16 +73,14 @@ def test_an_order_that_takes_longer_than_the_window_is_not_given() -> None:
 
 def test_what_a_silo_says_last_counts() -> None:
     """Its owner has made the window longer: the update says so."""
-    coordinator = Coordinator(policies(stop=StopRules(rounds=9)))
-    first = orders(coordinator.handle([*joined("a"), join("c", 1.5)], 0.0))
+    coordinator, first = started(*joined("a"), join("c", 1.5))
     longer = answer("c", first["c"], 1.0, presence=there(50.0))
     assert set(orders(coordinator.handle([answer("a", first["a"], 1.0), longer], 1.0))) == {"a", "c"}
 
 
 def test_an_update_in_the_grace_counts_unless_a_commit_was_first() -> None:
     for commit_first in (False, True):
-        coordinator = Coordinator(policies(stop=StopRules(rounds=9)))
-        first = orders(coordinator.handle([*joined("a", "b"), join("c", 5.0)], 0.0))
+        coordinator, first = started(*joined("a", "b"), join("c", 5.0))
         rest = [answer(name, first[name], 4.0) for name in ("a", "b")]
         coordinator.handle(rest if commit_first else rest[:1], 4.0)
         coordinator.handle([TimerFired(5.0)], 5.0)
@@ -91,8 +94,7 @@ def test_an_update_in_the_grace_counts_unless_a_commit_was_first() -> None:
 
 def test_an_update_that_missed_a_commit_does_not_count_when_its_silo_is_back() -> None:
     """Nobody waited for it, so it is of an older version; rounds as of `bsp` have updates of one version."""
-    coordinator = Coordinator(policies(stop=StopRules(rounds=9)))
-    first = orders(coordinator.handle([*joined("a", "b"), join("c", 5.0, back_s=6.0)], 0.0))
+    coordinator, first = started(*joined("a", "b"), join("c", 5.0, back_s=6.0))
     coordinator.handle([answer(name, first[name], 4.0) for name in ("a", "b")], 4.0)
     second = orders(coordinator.handle([TimerFired(5.0)], 5.0))
     coordinator.handle([TimerFired(6.0)], 6.0)
@@ -181,8 +183,7 @@ def test_one_that_an_operator_drops_while_it_is_away_is_not_expected() -> None:
 def test_no_order_is_queued_that_does_not_end_in_time() -> None:
     """An order takes 1 s, so the second of two ends 2 s from now."""
     for left_s, queued in ((1.5, []), (9.0, ["c/3"])):
-        coordinator = Coordinator(policies(barrier=Overlap(Bsp()), stop=StopRules(rounds=9)))
-        first = orders(coordinator.handle([join("c", 50.0)], 0.0))
+        coordinator, first = started(join("c", 50.0), barrier=Overlap(Bsp()))
         entry = coordinator.handle([answer("c", first["c"], 1.0, presence=there(left_s))], 1.0)
         given = [action.order for action in entry.actions if isinstance(action, Dispatch)]
         assert [order.update_id for order in given if order.behind] == queued

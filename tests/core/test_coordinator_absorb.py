@@ -42,17 +42,6 @@ def test_joining_twice_gives_up_the_order() -> None:
     assert orders(entry)["a"].update_id == "a/2", "an id is never used twice"
 
 
-def test_a_lost_silo_is_not_waited_for() -> None:
-    coordinator, first = begin("a", "b")
-    coordinator.handle([answer("a", first["a"])], 1.0)
-    entry = coordinator.handle([SiloLost(2.0, "b", "cable cut")], 2.0)
-    (discard,) = of_type(entry, Discard)
-    assert discard.update_id == "b/1"
-    assert "cable cut" in discard.reason
-    assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0})]
-    assert list(orders(entry)) == ["a"]
-
-
 @pytest.mark.parametrize(("silo", "update_id"), [("a", "a/9"), ("b", "a/1"), ("ghost", "ghost/1")])
 def test_a_failure_of_no_current_order_is_ignored(silo: str, update_id: str) -> None:
     coordinator, first = begin("a", "b")
@@ -179,15 +168,3 @@ def test_an_encrypted_run_is_given_up_when_fewer_silos_work_than_a_sum_needs() -
     (stop,) = of_type(entry, Stop)
     assert stop.failed
     assert stop.reason.startswith("1 of 2 silos failed 3 orders in a row, and an encrypted sum needs 2 silos")
-
-
-def test_a_success_in_between_starts_the_count_of_failures_anew() -> None:
-    coordinator, work = begin("a", stop=StopRules(rounds=9))
-    for number in range(1, 10):
-        if number % 3 == 0:  # two failures, a success, two failures...
-            entry = coordinator.handle([answer("a", work["a"])], number)
-        else:
-            entry = coordinator.handle([WorkFailed(number, "a", f"a/{number}", "flaky")], number)
-        work = orders(entry)
-        assert of_type(entry, Stop) == []
-    assert coordinator.version == 3

@@ -135,6 +135,8 @@ def test_a_library_that_is_missing() -> None:
         ((1.0, 2.0), "the weigher gives 1 updates 2 coefficients"),
         ((float("nan"),), "the weigher gives 'a/1' the coefficient nan"),
         ((0.0,), "the weigher gives 'a/1' the coefficient 0.0"),
+        ((-1.0,), "the weigher gives 'a/1' the coefficient -1.0"),
+        ((float("inf"),), "the weigher gives 'a/1' the coefficient inf"),
     ],
 )
 def test_a_weigher_that_breaks_its_contract(coefficients: tuple[float, ...], told: str) -> None:

@@ -109,12 +109,18 @@ def test_a_silo_that_is_readmitted_while_it_is_away_joins_when_it_comes() -> Non
     assert set(orders(coordinator.handle([answer("a", orders(entry)["a"], 6.0)], 6.0))) == {"a", "b"}
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["it stays connected", "it joins anew while it is out"])
-def test_a_silo_that_is_readmitted_has_the_window_that_it_told_before(again: bool) -> None:
-    """Told at 1 s, or at 8 s: there until 10 s, and again at 101 s. At 20 s its window is over."""
+def without_part_timer() -> Coordinator:
+    """b, which said at 1 s that it is there until 10 s and again from 101 s on, was dropped at 2 s."""
     coordinator, _ = begin("a", "b", barrier=Asp(), stop=StopRules())
     coordinator.handle(joined("b", at_s=1.0, presence=Presence(left_s=9.0, back_s=100.0)), 1.0)
     ask(coordinator, DropSilo("b"), 2.0)
+    return coordinator
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["it stays connected", "it joins anew while it is out"])
+def test_a_silo_that_is_readmitted_has_the_window_that_it_told_before(again: bool) -> None:
+    """Told at 1 s, or at 8 s: there until 10 s, and again at 101 s. At 20 s its window is over."""
+    coordinator = without_part_timer()
     if again:
         coordinator.handle([SiloLost(7.0, "b", "its node is gone")], 7.0)
         coordinator.handle(joined("b", at_s=8.0, presence=Presence(left_s=2.0, back_s=93.0)), 8.0)
@@ -125,18 +131,14 @@ def test_a_silo_that_is_readmitted_has_the_window_that_it_told_before(again: boo
 
 
 def test_a_silo_that_is_readmitted_within_its_window_goes_when_that_ends() -> None:
-    coordinator, _ = begin("a", "b", barrier=Asp(), stop=StopRules())
-    coordinator.handle(joined("b", at_s=1.0, presence=Presence(left_s=9.0, back_s=100.0)), 1.0)
-    ask(coordinator, DropSilo("b"), 2.0)
+    coordinator = without_part_timer()
     assert set(orders(ask(coordinator, ReadmitSilo("b"), 5.0))) == {"b"}
     assert "b is away for 91 s" in coordinator.handle([TimerFired(10.0)], 10.0).reason
 
 
 def test_a_silo_that_is_readmitted_after_its_next_window_began_is_asked_and_believed_that_it_is_away() -> None:
     """Nobody knows by then when that one ends."""
-    coordinator, _ = begin("a", "b", barrier=Asp(), stop=StopRules())
-    coordinator.handle(joined("b", at_s=1.0, presence=Presence(left_s=9.0, back_s=100.0)), 1.0)
-    ask(coordinator, DropSilo("b"), 2.0)
+    coordinator = without_part_timer()
     work = orders(ask(coordinator, ReadmitSilo("b"), 101.0))
     assert set(work) == {"b"}
     entry = coordinator.handle([WorkFailed(122.0, "b", work["b"].update_id, "AWAY", back_s=79.0)], 122.0)

@@ -25,8 +25,12 @@ WORK = LocalWork(steps=20, batch_size=32, learning_rate=0.1)
 PROPORTIONAL = ProportionalBalancer()
 
 
-def silo(speed: float | None = None, examples: int = 1000, memory: int | None = None) -> SiloView:
-    return SiloView(SiloFacts(examples, memory), forecast=None if speed is None else Curve(speed))
+def silo(
+    speed: float | Curve | None = None, examples: int = 1000, memory: int | None = None, **limits: int
+) -> SiloView:
+    """A silo that is forecast to be so fast, if it is."""
+    forecast = Curve(speed) if isinstance(speed, int | float) else speed
+    return SiloView(SiloFacts(examples, memory, **limits), forecast=forecast)
 
 
 def plan(silos: list[SiloView], found: dict[str, int] | None = None, **sizing: Any) -> list[LocalWork]:
@@ -56,11 +60,6 @@ def test_a_scale_changes_one_thing(scale: Scale, speeds: tuple[float, float], ex
     assert [w.learning_rate for w in work] == pytest.approx([wanted[2] for wanted in expected], rel=1e-15)
 
 
-def test_without_a_balancer_everybody_does_the_same_within_the_caps() -> None:
-    assert plan([silo(300), silo(100)]) == [WORK, WORK]
-    assert batches([silo(300, examples=10), silo(100, memory=20), silo(100)], {"c": 30}) == [10, 20, 30]
-
-
 @pytest.mark.parametrize(
     ("silos", "sizing", "expected"),
     [
@@ -80,36 +79,14 @@ def test_batches_by_hand(silos: list[SiloView], sizing: dict[str, int], expected
 
 
 @pytest.mark.parametrize(
-    ("limited", "found", "cap"),
-    [
-        (silo(300, examples=40), {}, None),
-        (silo(300, memory=40), {}, None),
-        (silo(300), {"a": 40}, None),
-        (silo(300, examples=500, memory=60), {"a": 40}, 50),  # the lowest of all counts
-        (silo(300, examples=40, memory=60), {"a": 50}, 70),
-        (silo(300, examples=50, memory=40), {"a": 70}, 60),
-    ],
-)
-def test_each_limit_caps_the_batch_and_the_others_take_the_rest(
-    limited: SiloView, found: dict[str, int], cap: int | None
-) -> None:
-    """Of 96, speeds 300:100:100 would take 58, 19, 19; capped at 40, the other two share 56."""
-    assert batches([limited, silo(100), silo(100)], found, balancer=PROPORTIONAL, cap=cap) == [40, 28, 28]
-
-
-def owned(speed: float, examples: int = 1000, **limits: int) -> SiloView:
-    return SiloView(SiloFacts(examples, **limits), forecast=Curve(speed))
-
-
-@pytest.mark.parametrize(
     ("last", "expected"),
     [
-        (owned(5), (8, 2)),  # 310:5 of 128 are 126 and 2
-        (owned(5, least_samples=18), (9, 2)),  # 2 steps of 9
-        (owned(5, least_batch=12, least_samples=18), (12, 2)),
-        (owned(5, least_batch=99), (32, 2)),  # it gets no more than the mean, and refuses that
-        (owned(5, examples=3, least_samples=18), (3, 6)),  # 18 are 6 steps of all that it has
-        (owned(5, examples=3, least_samples=65), (3, 2)),  # 65 are more than 2 steps of 32: it refuses
+        (silo(5), (8, 2)),  # 310:5 of 128 are 126 and 2
+        (silo(5, least_samples=18), (9, 2)),  # 2 steps of 9
+        (silo(5, least_batch=12, least_samples=18), (12, 2)),
+        (silo(5, least_batch=99), (32, 2)),  # it gets no more than the mean, and refuses that
+        (silo(5, examples=3, least_samples=18), (3, 6)),  # 18 are 6 steps of all that it has
+        (silo(5, examples=3, least_samples=65), (3, 2)),  # 65 are more than 2 steps of 32: it refuses
     ],
 )
 def test_no_silo_is_asked_for_less_than_its_owner_allows(last: SiloView, expected: tuple[int, int]) -> None:
@@ -145,13 +122,9 @@ def test_steps_are_not_capped_by_data_or_memory() -> None:
 EQUALISING = EqualisingBalancer()
 
 
-def with_curve(curve: Curve) -> SiloView:
-    return SiloView(SiloFacts(1000), forecast=curve)
-
-
 def test_whole_orders_are_equalised_overhead_included() -> None:
     """Of 64: 20 steps of x samples at 100 a second and 4 s; 4 + 0.2 x = 0.2 (64 - x): x = 22."""
-    silos = [with_curve(Curve(100.0, overhead_s=4.0)), silo(100)]
+    silos = [silo(Curve(100.0, overhead_s=4.0)), silo(100)]
     assert batches(silos, balancer=EQUALISING) == [22, 42]
     assert batches(silos, balancer=PROPORTIONAL) == [32, 32], "which looks at speeds alone"
 
@@ -159,7 +132,7 @@ def test_whole_orders_are_equalised_overhead_included() -> None:
 @pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
 def test_noise_beside_a_long_overhead_is_not_balanced(balancer: Any) -> None:
     """20 steps of 32 samples took 30 and 70 ms beside 5 s: equal sizes cost 20 ms, and 5 % of 5 s are 250 ms."""
-    silos = [with_curve(Curve(640 / 0.03, overhead_s=5.0)), with_curve(Curve(640 / 0.07, overhead_s=5.1))]
+    silos = [silo(Curve(640 / 0.03, overhead_s=5.0)), silo(Curve(640 / 0.07, overhead_s=5.1))]
     assert batches(silos, balancer=balancer) == [32, 32]
     assert [w.steps for w in plan(silos, balancer=balancer, scale=Scale.STEPS)] == [20, 20]
     assert batches([*silos, silo(640 / 0.03, examples=20)], balancer=balancer) == [38, 38, 20], "equal, within caps"
@@ -168,13 +141,13 @@ def test_noise_beside_a_long_overhead_is_not_balanced(balancer: Any) -> None:
 @pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
 def test_what_a_long_overhead_does_not_hide_is_balanced_at_once(balancer: Any) -> None:
     """20 steps of 32 samples take 1 and 2 s beside 5 s: 7 s, or 5 + 4/3, with 43 and 21."""
-    silos = [with_curve(Curve(640.0, overhead_s=5.0)), with_curve(Curve(320.0, overhead_s=5.0))]
+    silos = [silo(Curve(640.0, overhead_s=5.0)), silo(Curve(320.0, overhead_s=5.0))]
     assert batches(silos, balancer=balancer) == [43, 21]
 
 
 def test_steps_are_equalised_overhead_included() -> None:
     """Of 40 steps of 32 samples at 100 a second: 3.2 + 0.32 k = 0.32 (40 - k): k = 15."""
-    silos = [with_curve(Curve(100.0, overhead_s=3.2)), silo(100)]
+    silos = [silo(Curve(100.0, overhead_s=3.2)), silo(100)]
     work = plan(silos, balancer=EQUALISING, scale=Scale.STEPS)
     assert [(w.steps, w.batch_size) for w in work] == [(15, 32), (25, 32)]
 
@@ -182,8 +155,8 @@ def test_steps_are_equalised_overhead_included() -> None:
 def test_a_silo_nobody_has_measured_counts_as_the_median_in_every_part_of_its_curve() -> None:
     """Median of each part: 200 a second, 0.5 s a step, 40 samples, 4 s an order: it gets what a silo like it gets."""
     curves = [Curve(100.0, 0.5, 10, 9.0), Curve(200.0, 0.25, 40, 4.0), Curve(300.0, 0.75, 80, 2.0)]
-    known = [with_curve(curve) for curve in curves]
-    usual = with_curve(Curve(200.0, 0.5, 40, 4.0))
+    known = [silo(curve) for curve in curves]
+    usual = silo(Curve(200.0, 0.5, 40, 4.0))
     assert batches([*known, silo()], balancer=EQUALISING) == batches([*known, usual], balancer=EQUALISING)
 
 

@@ -170,15 +170,6 @@ def test_sizes_are_multiples_where_bounds_allow(data: st.DataObject, multiple: i
     assert (np.abs(sizes - total * np.array(rates) / sum(rates)) < multiple + 1e-6).all()
 
 
-def test_who_is_not_measured_counts_as_the_median_of_the_others() -> None:
-    sizing = policies_of(("balancer", "proportional", {}), STOP).sizing
-    known = {"a": 10.0, "b": 30.0, "c": 80.0}
-    silos = {name: SiloView(SiloFacts(10**6), forecast=Curve(speed)) for name, speed in known.items()}
-    silos["new"] = SiloView(SiloFacts(10**6))
-    measured = {**silos, "new": SiloView(SiloFacts(10**6), forecast=Curve(30.0))}
-    assert sizing.plan(silos, {}) == sizing.plan(measured, {})
-
-
 Rounds = list[dict[str, float]]
 
 

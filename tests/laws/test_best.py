@@ -18,13 +18,11 @@ from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, 
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder
 from fedsync.model.plain_aggregator import PlainAggregator
-from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Payload
 from fedsync.observe.replay import replay
 from fedsync.silo.protocol import Completed, EvaluateModel
 from tests.laws.kinds import COMBINED, VARIANTS, cases, configuration, name_of
-from tests.laws.test_wire import BACK, CHANGES, SIZE, Silo
-from tests.simulation.fake import machines, simulate
+from tests.laws.test_wire import BACK, CHANGES, Silo, through
 
 CASES = [case for case in cases() if case[0] in ("barrier", "aggregation")]
 RUNS = [*(configuration(case, {"seconds": 9.0}) for case in CASES), StrategyConfig.load("fsp", CHANGES[BACK])]
@@ -151,16 +149,10 @@ def test_the_kept_best_is_that_of_an_oracle(
 
     monkeypatch.setattr(PlainAggregator, "keep_best", kept_best)
     config = config.model_validate({**config.model_dump(mode="json"), "wire": yaml.safe_load(wire)})
-    fault = {"faults": [{"at_s": 2.1, "down_s": 0.7}]}
-    found = machines({"speed": 256.0}, {"speed": 128.0, "overhead_s": 0.25, **fault}, {"speed": 64.0})
-    weighting = config.aggregation.weigher(config.solver).weighting
-    versions: dict[int, bytes] = {}
-    silos = {
-        each.name: Finder(each, PlainReplica(SIZE, config.wire.formats, weighting, 1000), versions) for each in found
-    }
-    result = simulate(tmp_path, found, config, workers={**silos}, size=SIZE)
+    outcome = through(config, Finder, tmp_path)
+    versions = outcome.silos["a"].versions
     oracle, said = Oracle(), None
-    for entry in result.entries:
+    for entry in outcome.result.entries:
         best = oracle.follow(entry)
         said = next((action for action in entry.actions if isinstance(action, KeepBest)), said)
         assert (None if said is None else (said.score.version, said.value)) == best
@@ -168,6 +160,6 @@ def test_the_kept_best_is_that_of_an_oracle(
     assert [model for version, model in kept] == [versions[version] for version, _ in kept]
     last, final = max(versions), kept[-1][0]
     tested = [(Split.TEST, last), *([(Split.TEST, final)] if final != last else [])]
-    for silo in silos.values():
+    for silo in outcome.silos.values():
         assert [asked for asked in silo.asked if asked[0] is Split.TEST] == tested, "once, when all is decided"
-    assert len(replay(tmp_path / "journal.jsonl")) == len(result.entries)
+    assert len(replay(tmp_path / "journal.jsonl")) == len(outcome.result.entries)

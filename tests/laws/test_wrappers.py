@@ -52,21 +52,22 @@ def test_a_cap_ends_a_round_on_the_dot_or_with_the_first(durations: list[int], c
     expect_a_round(rounds, times, min(last, max(cap / 4, first)), late)
 
 
-@settings(max_examples=40)
-@given(durations=quarters, share=st.sampled_from([0.2, 1 / 3, 0.5, 0.6, 0.75, 1.0]), late=late_rules)
-def test_a_quorum_ends_a_round_with_the_silo_that_fills_it(durations: list[int], share: float, late: LateRule) -> None:
-    rounds, times = Rounds(Quorum(Bsp(), share=share, late=late)), named(durations)
+@settings(max_examples=80)
+@given(
+    durations=quarters,
+    needed=st.sampled_from([0.2, 1 / 3, 0.5, 0.6, 0.75, 1.0]) | st.integers(1, 8),
+    late=late_rules,
+)
+def test_a_quorum_ends_a_round_with_the_silo_that_fills_it(
+    durations: list[int], needed: float | int, late: LateRule
+) -> None:
+    """A share of the silos, or so many; all, if there are fewer."""
+    share = isinstance(needed, float)
+    quorum = Quorum(Bsp(), share=needed, late=late) if share else Quorum(Bsp(), count=int(needed), late=late)
+    rounds, times = Rounds(quorum), named(durations)
     rounds.join(*times)
-    enough = math.ceil(round(share * len(times), 6))
+    enough = math.ceil(round(needed * len(times), 6)) if share else min(int(needed), len(times))
     expect_a_round(rounds, times, sorted(times.values())[enough - 1], late)
-
-
-@settings(max_examples=40)
-@given(durations=quarters, count=st.integers(1, 8), late=late_rules)
-def test_so_many_silos_are_a_quorum_or_all_if_there_are_fewer(durations: list[int], count: int, late: LateRule) -> None:
-    rounds, times = Rounds(Quorum(Bsp(), count=count, late=late)), named(durations)
-    rounds.join(*times)
-    expect_a_round(rounds, times, sorted(times.values())[min(count, len(times)) - 1], late)
 
 
 @settings(max_examples=60)

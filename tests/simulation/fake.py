@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Action
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event
 from fedsync.core.journal import JournalEntry, read_journal
@@ -85,6 +86,10 @@ class Result:
 
     def events(self, kind: type[Event]) -> list[Any]:
         return [event for entry in self.entries for event in entry.events if isinstance(event, kind)]
+
+    def actions(self, *kinds: type[Action]) -> list[tuple[float, Any]]:
+        """Actions of these kinds, and when [s]."""
+        return [(entry.at_s, action) for entry in self.entries for action in entry.actions if isinstance(action, kinds)]
 
     def round_seconds(self) -> list[float]:
         return [row.seconds for row in self.ledger.rounds]

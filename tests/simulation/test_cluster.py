@@ -46,9 +46,6 @@ def test_a_count_stands_for_silos_with_numbers() -> None:
         ("y", 2.0, None),
     ]
     assert silos[2].jitter == 0.5
-
-
-def test_a_count_of_one_has_a_number_too() -> None:
     assert [silo.name for silo in read({"name": "x", "speed": 1.0, "count": 1}).silos] == ["x-0"]
 
 
@@ -115,11 +112,6 @@ def test_many_silos_with_one_trace_read_it_from_beside_the_file(tmp_path: Path) 
     (tmp_path / "day.csv").write_text("seconds,factor\n0,1\n")
     silos = load(tmp_path, {"name": "x", "speed": 1.0, "count": 2, "trace": "day.csv"}).silos
     assert {silo.trace for silo in silos} == {str((tmp_path / "day.csv").resolve())}
-
-
-@pytest.mark.parametrize("name", ["homogeneous", "one-to-three", "contention", "one-slow"])
-def test_the_shipped_clusters_have_eight_silos(name: str) -> None:
-    assert len(ClusterConfig.load(name).silos) == 8
 
 
 def test_the_spread_of_one_to_three() -> None:

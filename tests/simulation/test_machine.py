@@ -25,10 +25,6 @@ def machine(seed: int = 7, **silo: Any) -> Machine:
     return Machine(machines({"speed": 100.0, **silo})[0], seed)
 
 
-def test_steps_end_one_after_the_other() -> None:
-    np.testing.assert_allclose(machine().course(order(), 3.0).ends, [3.2, 3.4, 3.6, 3.8, 4.0], rtol=1e-15)
-
-
 def test_jitter_is_a_lognormal_factor_a_step_drawn_for_silo_and_order() -> None:
     """exp(N(0, 0.3)) from the generator that the design names."""
     factors = np.exp(generator(7, Stream.JITTER, "a", 2).normal(0.0, 0.3, 5))
@@ -54,12 +50,6 @@ def test_jitter_is_a_lognormal_factor_a_step_drawn_for_silo_and_order() -> None:
 def test_a_trace_by_hand(start_s: float, work_s: float, end_s: float) -> None:
     np.testing.assert_allclose(
         Load([STALL.pieces()]).ends(start_s, np.array([work_s], dtype=float)), [end_s], rtol=1e-15
-    )
-
-
-def test_a_trace_ends_each_step() -> None:
-    np.testing.assert_allclose(
-        Load([STALL.pieces()]).ends(8.0, np.array([1.0, 2.0, 3.0, 4.0])), [9, 10, 22, 24], rtol=1e-15
     )
 
 

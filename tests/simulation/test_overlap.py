@@ -14,7 +14,6 @@ from fedsync.observe.replay import read_ledger
 from fedsync.silo.protocol import Completed
 from fedsync.silo.session.local_carryover import OWN, LocalCarryover
 from fedsync.silo.session.order_results import LastOrder
-from fedsync.simulation import run as runs
 from fedsync.simulation.run import run_virtual
 
 SILOS = ClusterConfig.model_validate(
@@ -28,20 +27,6 @@ def run(out: Path, *overrides: str, barrier: str = "inner: {kind: bsp}", rounds:
     config = StrategyConfig.load("lb-bsp", [*sets, f"barrier={{kind: overlap, {barrier}}}", *overrides])
     run_virtual(config, SILOS, out)
     return read_ledger(out / "journal.jsonl").rounds
-
-
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """What each silo holds at the end of a run."""
-    found: list[np.ndarray] = []
-    final = runs.final_model
-
-    def seen(aggregator, replicas):  # type: ignore[no-untyped-def]
-        found.extend(replica.model for replica in replicas.values() if replica.holds)
-        return final(aggregator, replicas)
-
-    monkeypatch.setattr(runs, "final_model", seen)
-    return found
 
 
 @pytest.mark.slow

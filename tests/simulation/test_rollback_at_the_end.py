@@ -9,9 +9,9 @@ import torch
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Rollback, Savepoint
-from fedsync.observe.replay import replay
 from fedsync.simulation.run import run_virtual
 from tests.simulation.fake import machines
+from tests.simulation.sealed import actions
 
 Model = dict[str, torch.Tensor]
 
@@ -42,8 +42,7 @@ def test_the_last_model_is_the_one_that_the_run_went_back_to(cipher: str, roundi
     # Three rounds on trial from 8.56 s on, from the savepoint after nine commits; at 11.68 s a way back, and two rounds
     # of two seconds each.
     summary, last = run(tmp_path / "back", cipher, "stop={seconds: 12.0}")
-    actions = [action for entry in replay(tmp_path / "back" / "journal.jsonl") for action in entry.actions]
-    changes = [action for action in actions if isinstance(action, Commit | Rollback | Savepoint)]
+    changes = actions(tmp_path / "back", Commit, Rollback, Savepoint)
     assert [(type(each), each.version) for each in changes[-5:]] == [
         (Savepoint, 10), (Commit, 11), (Commit, 12), (Commit, 13), (Rollback, 14),
     ]  # fmt: skip

@@ -11,9 +11,9 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.journal import read_journal
 from fedsync.simulation import run as runs
 from fedsync.simulation.run import run_virtual
+from tests.simulation.sealed import actions
 
 QUICK = ["local.steps=2", "local.batch_size=8", "stop.patience=null", "stop.target_accuracy=null"]
 # A thousand values are trained in no time; ten thousand, the default, are sealed by the suites below.
@@ -36,21 +36,6 @@ def config(name: str, *overrides: str) -> StrategyConfig:
     mended += ["barrier.late=next"] * shipped.barrier.innermost.needs_discount
     rounds = 8 if shipped.barrier.mixes_rounds else 3
     return StrategyConfig.load(name, [*QUICK, f"stop.rounds={rounds}", *mended, *overrides])
-
-
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """What each silo holds at the end of a run."""
-    found: list[np.ndarray] = []
-    final = runs.final_model
-
-    def seen(aggregator, replicas):  # type: ignore[no-untyped-def]
-        newest = max(replica.holds for replica in replicas.values())
-        found.extend(replica.model for replica in replicas.values() if replica.holds == newest)
-        return final(aggregator, replicas)
-
-    monkeypatch.setattr(runs, "final_model", seen)
-    return found
 
 
 @pytest.mark.slow
@@ -168,10 +153,9 @@ def test_a_run_waits_while_fewer_silos_are_there_than_a_sum_needs(
     silos = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 90}, {"name": "b", "speed": 90, **away}]})
     chosen = config("bsp", SMALL, "stop.rounds=12", "cipher={kind: pad, bits: 16, members: 2}")
     summary = run_virtual(chosen, silos, tmp_path)
-    entries = list(read_journal(tmp_path / "journal.jsonl")[1])
-    commits = [action for entry in entries for action in entry.actions if isinstance(action, Commit)]
+    commits = actions(tmp_path, Commit)
     assert {tuple(sorted(name.split("/")[0] for name in commit.weights)) for commit in commits} == {("a", "b")}
-    assert any("the run waits" in entry.reason for entry in entries)
+    assert "the run waits" in (tmp_path / "journal.jsonl").read_text()
     assert summary["rounds"] == 12 and summary["seconds"] > 30
     assert "made it invalid" not in caplog.text
     np.testing.assert_array_equal(models[0], models[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +13,19 @@ import torch
 from torch.utils.data import Subset
 
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Attested, Commit, Evaluate, KeepBest
 from fedsync.core.orders import PooledFigures, Score, Split, Subject
 from fedsync.model.layout import as_bytes
-from fedsync.observe.replay import replay
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.run import run_virtual
-from fedsync.tasks.digits import DigitsTask
-from fedsync.tasks.task_protocol import SiloData
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
+from tests.simulation.sealed import NAMES, SILOS, SUITES, actions, change_data
 
-NAMES = "abcde"
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 40 + 10 * ord(name)} for name in NAMES]})
 QUICK = ["local.steps=3", "local.batch_size=16", "stop.rounds=4", "local.learning_rate=0.05"]
 VALIDATED = 180
 """Samples that all silos hold out for validation."""
-
-SUITES = [pytest.param("{kind: pad}", marks=pytest.mark.full), "{kind: bfv}", "{kind: masked}"]
 
 
 def config(cipher: str, *overrides: str, name: str = "lb-bsp") -> StrategyConfig:
@@ -42,14 +35,12 @@ def config(cipher: str, *overrides: str, name: str = "lb-bsp") -> StrategyConfig
 @pytest.fixture
 def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every silo keeps half of its test split for validation."""
-    honest = DigitsTask.data
 
-    def data(self, slot):  # type: ignore[no-untyped-def]
-        whole = honest(self, slot)
+    def halved(whole: SiloData, slot: SiloSlot) -> SiloData:
         half = len(whole.test) // 2
         return SiloData(whole.train, Subset(whole.test, range(half)), Subset(whole.test, range(half, len(whole.test))))
 
-    monkeypatch.setattr(DigitsTask, "data", data)
+    change_data(monkeypatch, halved)
 
 
 @pytest.fixture
@@ -84,17 +75,13 @@ def rows(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
-def attested(folder: Path) -> Iterator[PooledFigures]:
-    for entry in replay(folder / "journal.jsonl"):
-        for action in entry.actions:
-            if isinstance(action, Attested):
-                yield action.figures
+def attested(folder: Path) -> list[PooledFigures]:
+    return [action.figures for action in actions(folder, Attested)]
 
 
 def kept(folder: Path) -> list[Score]:
     """Scores of the versions that became the best, in order."""
-    actions = (action for entry in replay(folder / "journal.jsonl") for action in entry.actions)
-    return [action.score for action in actions if isinstance(action, KeepBest)]
+    return [action.score for action in actions(folder, KeepBest)]
 
 
 @pytest.mark.slow
@@ -193,10 +180,7 @@ def test_a_version_that_answers_a_question_changes_nothing(
 
     monkeypatch.setattr(EncryptedReplica, "receive", received)
     run_virtual(config("{kind: pad}"), SILOS, tmp_path)
-    entries = replay(tmp_path / "journal.jsonl")
-    commits = [action for entry in entries for action in entry.actions if isinstance(action, Commit)]
-    asked = [action for entry in entries for action in entry.actions if isinstance(action, Evaluate)]
-    assert len(commits) == max(models) == 7 and len(asked) == 3
+    assert len(actions(tmp_path, Commit)) == max(models) == 7 and len(actions(tmp_path, Evaluate)) == 3
     assert models[4] == models[5] == models[6] == models[7] != models[3]
 
 
@@ -204,13 +188,10 @@ def test_a_version_that_answers_a_question_changes_nothing(
 def test_where_only_some_hold_out_samples_nobody_is_asked_on_the_test_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = DigitsTask.data
-
-    def data(self, slot):  # type: ignore[no-untyped-def]
-        whole = honest(self, slot)
+    def only_one(whole: SiloData, slot: SiloSlot) -> SiloData:
         half = Subset(whole.test, range(len(whole.test) // 2))
         return SiloData(whole.train, whole.test, half if slot.index == 0 else None)
 
-    monkeypatch.setattr(DigitsTask, "data", data)
+    change_data(monkeypatch, only_one)
     run_virtual(config("{kind: pad}"), SILOS, tmp_path)
     assert all(figures.split is Split.VALIDATION for figures in attested(tmp_path))

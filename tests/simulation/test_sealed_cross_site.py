@@ -12,7 +12,6 @@ import pytest
 from torch.utils.data import Subset
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate
 from fedsync.core.orders import Evaluation, Split, Subject, WorkOrder
@@ -20,31 +19,26 @@ from fedsync.extras.cross_site.own_models import OwnOrders
 from fedsync.observe.replay import replay
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.run import run_virtual
-from fedsync.tasks.digits import DigitsTask
-from fedsync.tasks.task_protocol import SiloData
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
+from tests.simulation.sealed import NAMES, SILOS, SUITES, actions, change_data
 
-NAMES = "abcde"
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 40 + 10 * ord(name)} for name in NAMES]})
 RUN = (
     *("local.steps=3", "local.batch_size=16", "stop.rounds=3", "local.learning_rate=0.05"),
     "evaluation={cross_site: {local: true, fine_tune: 4}}",
 )
-SUITES = [pytest.param("{kind: pad}", marks=pytest.mark.full), "{kind: bfv}", "{kind: masked}"]
 
 
 @pytest.fixture(autouse=True)
 def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every silo keeps half of its test split for validation, and no two have the same samples."""
-    honest = DigitsTask.data
 
-    def data(self, slot):  # type: ignore[no-untyped-def]
-        whole = honest(self, slot)
+    def halved(whole: SiloData, slot: SiloSlot) -> SiloData:
         places = range(slot.index, len(whole.test), len(NAMES))
         half = len(places) // 2
         return SiloData(whole.train, Subset(whole.test, places[:half]), Subset(whole.test, places[half:]))
 
-    monkeypatch.setattr(DigitsTask, "data", data)
+    change_data(monkeypatch, halved)
 
 
 def run(out: Path, cipher: str, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -108,15 +102,14 @@ def test_pooled_figures_are_those_in_the_clear(
 @pytest.mark.slow
 def test_what_silos_train_apart_is_no_version_and_does_not_travel(tmp_path: Path) -> None:
     run(tmp_path, "{kind: pad}")
-    entries = replay(tmp_path / "journal.jsonl")
-    actions = [action for entry in entries for action in entry.actions]
-    apart = {action.order.update_id for action in actions if isinstance(action, Dispatch) and action.order.apart}
+    apart = {given.order.update_id for given in actions(tmp_path, Dispatch) if given.order.apart}
     assert len(apart) == len(NAMES) * (3 + 1)
-    assert not any(apart & set(action.weights) for action in actions if isinstance(action, Commit))
+    assert not any(apart & set(commit.weights) for commit in actions(tmp_path, Commit))
+    entries = replay(tmp_path / "journal.jsonl")
     sent = [event.meta.nbytes for entry in entries for event in entry.events if hasattr(event, "meta")
             and event.meta.update_id in apart]  # fmt: skip
     assert sent == [0] * len(apart)
-    asked = [(action.subject, action.split) for action in actions if isinstance(action, Evaluate)]
+    asked = [(question.subject, question.split) for question in actions(tmp_path, Evaluate)]
     assert asked == [(Subject.LAST, Split.VALIDATION), *((each, Split.TEST) for each in asked_of(tmp_path))]
 
 
@@ -188,12 +181,6 @@ def test_where_a_silo_has_no_model_of_its_own_nothing_is_told_of_any(
 def test_without_a_validation_split_nothing_is_trained_apart_and_the_run_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held_out = DigitsTask.data
-
-    def data(self, slot):  # type: ignore[no-untyped-def]
-        whole = held_out(self, slot)
-        return whole if slot.index else SiloData(whole.train, whole.test)
-
-    monkeypatch.setattr(DigitsTask, "data", data)
+    change_data(monkeypatch, lambda whole, slot: whole if slot.index else SiloData(whole.train, whole.test))
     summary, document = run(tmp_path, "{kind: pad}")
     assert document == {} and ["validation split" in note for note in summary["notes"]] == [True]

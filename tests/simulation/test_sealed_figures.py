@@ -8,7 +8,6 @@ import pytest
 
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.common.errors import ConfigError
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Attested
 from fedsync.core.orders import Evaluation, PooledFigures, Score, WorkReport
@@ -16,9 +15,8 @@ from fedsync.observe.replay import replay
 from fedsync.simulation import engine
 from fedsync.simulation.run import run_virtual
 from fedsync.train.loop import Trainer
+from tests.simulation.sealed import NAMES, SILOS, actions
 
-NAMES = "abcde"
-SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 40 + 10 * ord(name)} for name in NAMES]})
 QUICK = ["local.steps=3", "local.batch_size=16", "stop.rounds=4"]
 
 
@@ -189,13 +187,7 @@ def test_one_silo_that_lies_among_five_changes_nothing(tmp_path: Path, monkeypat
     assert (lied["rounds"], lied["accuracy"], lied["loss"]) == (4, honest["accuracy"], honest["loss"])
     assert [note for note in lied["notes"] if "do not agree" in note] == lied["notes"] != []
     assert len(lied["notes"]) == 1
-    believed = [
-        action
-        for entry in replay(tmp_path / "lied" / "journal.jsonl")
-        for action in entry.actions
-        if isinstance(action, Attested)
-    ]
-    assert len(believed) == 5, "one more for the score of the last version"
+    assert len(actions(tmp_path / "lied", Attested)) == 5, "one more for the score of the last version"
 
 
 def test_a_silo_that_tells_its_own_figures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

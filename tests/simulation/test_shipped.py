@@ -42,7 +42,7 @@ def test_it_runs_to_its_end_and_replays(tmp_path: Path, name: str, silos: list[S
     result = simulate(tmp_path, silos, config)
     assert config.name == name
     summary = result.ledger.summary()
-    versions = sum(isinstance(action, Commit | Rollback) for entry in result.entries for action in entry.actions)
+    versions = len(result.actions(Commit, Rollback))
     assert summary["stopped_by"] is not None
     scoring = config.policies().tally > 0  # where figures are sealed, one more version scores the last
     by_rounds = "rounds done" in summary["stopped_by"]

@@ -48,10 +48,6 @@ def test_equal_steps_are_a_plain_mean() -> None:
         assert nova.coefficients(metas(5, 5, 5), 1) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
 
 
-def test_one_update_alone_counts_once() -> None:
-    assert Normalised(WeightedMean(), momentum=0.9).coefficients(metas(17), 1) == pytest.approx([1.0])
-
-
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(-1, 1)), min_size=1, max_size=6), st.floats(0, 0.95))
 def test_a_silo_with_more_steps_steers_no_more(silos: list[tuple[int, float]], momentum: float) -> None:
     """Silo i always sees gradient g_i, so it sends -eta |a_i| g_i. The model walks along the mean of the g_i."""

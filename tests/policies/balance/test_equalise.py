@@ -29,33 +29,25 @@ SATURATED = Curve(100.0, launch_s=0.5, saturation=40)
 
 
 @pytest.mark.parametrize(
-    ("curves", "total", "floor", "cap", "expected"),
+    ("curves", "total", "bounds", "expected"),
     [
-        ([Curve(4), Curve(2), Curve(1)], 70, 1, ROOMY, [40, 20, 10]),  # linear: as in proportion, 10 s each
-        ([GPU, Curve(20.0)], 70, 1, ROOMY, [50, 20]),  # 0.5 + 50/100 = 1 = 20/20
-        ([GPU, Curve(20.0)], 71, 1, ROOMY, [51, 20]),  # 1.01 against 21/20 = 1.05
-        ([GPU, GPU], 31, 1, ROOMY, [16, 15]),  # a tie goes to the lowest index
-        (
-            [SATURATED, Curve(20.0)],
-            30,
-            1,
-            ROOMY,
-            [13, 17],
-        ),  # the first takes 0.9 s anyway; in less the second can do 17
-        ([SATURATED, SATURATED, Curve(10.0)], 60, 1, ROOMY, [26, 26, 8]),  # in less than 0.9 s the third can do 8
-        ([Curve(1.0, launch_s=9.0), Curve(1.0)], 8, 1, ROOMY, [1, 7]),  # the floor alone takes 10 s: the rest is free
-        ([GPU, Curve(20.0)], 70, 1, [30, 100], [30, 40]),  # the cap binds
-        ([GPU, Curve(20.0)], 70, [1, 30], ROOMY, [40, 30]),  # the floor binds
-        ([Curve(2.0), Curve(2.0)], 6, [3, 3], [3, 3], [3, 3]),  # no freedom at all
-        ([Curve(7.0)], 33, 1, ROOMY, [33]),
-        ([Curve(1.0)] * 3, 0, 0, ROOMY, [0, 0, 0]),
-        ([Curve(1e9), Curve(1e-3)], 10, 1, ROOMY, [9, 1]),
+        ([Curve(4), Curve(2), Curve(1)], 70, {}, [40, 20, 10]),  # linear: as in proportion, 10 s each
+        ([GPU, Curve(20.0)], 70, {}, [50, 20]),  # 0.5 + 50/100 = 1 = 20/20
+        ([GPU, Curve(20.0)], 71, {}, [51, 20]),  # 1.01 against 21/20 = 1.05
+        ([GPU, GPU], 31, {}, [16, 15]),  # a tie goes to the lowest index
+        ([SATURATED, Curve(20.0)], 30, {}, [13, 17]),  # the first takes 0.9 s anyway; in less the second can do 17
+        ([SATURATED, SATURATED, Curve(10.0)], 60, {}, [26, 26, 8]),  # in less than 0.9 s the third can do 8
+        ([Curve(1.0, launch_s=9.0), Curve(1.0)], 8, {}, [1, 7]),  # the floor alone takes 10 s: the rest is free
+        ([GPU, Curve(20.0)], 70, {"cap": [30, 100]}, [30, 40]),  # the cap binds
+        ([GPU, Curve(20.0)], 70, {"floor": [1, 30]}, [40, 30]),  # the floor binds
+        ([Curve(2.0), Curve(2.0)], 6, {"floor": [3, 3], "cap": [3, 3]}, [3, 3]),  # no freedom at all
+        ([Curve(7.0)], 33, {}, [33]),
+        ([Curve(1.0)] * 3, 0, {"floor": 0}, [0, 0, 0]),
+        ([Curve(1e9), Curve(1e-3)], 10, {}, [9, 1]),
     ],
 )
-def test_plan_by_hand(
-    curves: list[Curve], total: int, floor: list[int] | int, cap: list[int] | int, expected: list[int]
-) -> None:
-    assert plan(curves, total, floor, cap) == expected
+def test_plan_by_hand(curves: list[Curve], total: int, bounds: dict[str, list[int] | int], expected: list[int]) -> None:
+    assert plan(curves, total, **bounds) == expected
 
 
 @pytest.mark.parametrize("curve", [Curve(0.0), Curve(-1.0), Curve(float("nan")), Curve(1.0, float("inf"))])

@@ -28,12 +28,8 @@ LINEAR = [Curve(3.0), Curve(2.0), Curve(1.0)]
         (96, [1, 1, 1], [999, 999, 999], [48, 32, 16]),
         (88, [1, 1, 1], [999, 999, 999], [40, 32, 16]),  # 11 eights as 3:2:1 are 5.5, 3.67, 1.83: 5, 4, 2
         (96, [1, 1, 1], [35, 999, 999], [32, 40, 24]),  # 35 holds four eights; the other eight as 2:1
-        (
-            96,
-            [1, 1, 1],
-            [5, 999, 999],
-            [5, 59, 32],
-        ),  # 5 holds none: 11 eights and 3 are left: 7.33 and 3.67, 3 to the first with room
+        # 5 holds none: 11 eights and 3 are left: 7.33 and 3.67, 3 to the first with room
+        (96, [1, 1, 1], [5, 999, 999], [5, 59, 32]),
         (90, [1, 1, 1], [999, 999, 999], [42, 32, 16]),  # 11 eights and 2, which the first takes
         (96, [1, 1, 20], [999, 999, 22], [42, 32, 22]),  # no eight between 20 and 22: 9 eights and 2 are left
         (70, [20, 20, 20], [25, 25, 25], [22, 24, 24]),  # three twenty-fours are too many: the first takes 2 less

@@ -1,7 +1,5 @@
 """Batches in proportion to speed: a table by hand, and what holds for every table."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -75,25 +73,6 @@ def test_plan_by_hand(
 )
 def test_largest_remainders_are_a_choice(speeds: list[float], total: int, expected: list[int]) -> None:
     assert plan(speeds, total, balancer=PAPER) == expected
-
-
-def slowest_s(speeds: NDArray[np.float64], sizes: list[int]) -> float:
-    return float((np.array(sizes) / speeds).max())
-
-
-@given(
-    st.lists(st.sampled_from([1.0, 2.0, 3.0, 10.0]) | st.floats(0.1, 100), min_size=1, max_size=4),
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=4, max_size=4),
-    st.data(),
-)
-def test_no_other_sizes_are_faster(speeds: list[float], ranges: list[tuple[int, int]], data: st.DataObject) -> None:
-    """By trying all that there are; exact, for the same divisions are compared."""
-    floor = [low for low, _ in ranges[: len(speeds)]]
-    cap = [low + more for low, more in ranges[: len(speeds)]]
-    total = data.draw(st.integers(sum(floor), sum(cap)))
-    every = itertools.product(*[range(low, high + 1) for low, high in zip(floor, cap, strict=True)])
-    best = min(slowest_s(np.array(speeds), list(sizes)) for sizes in every if sum(sizes) == total)
-    assert slowest_s(np.array(speeds), plan(speeds, total, floor, cap)) <= best * (1 + 1e-9)
 
 
 def test_only_speed_counts() -> None:

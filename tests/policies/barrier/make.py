@@ -1,6 +1,7 @@
 """Views by hand, and whole runs in virtual time, in few words."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from fedsync.core.actions import Action, Commit, Dispatch
 from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder
 from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, SiloView
+from fedsync.policies.barrier.intervals import Attempt, IntervalPolicy, IntervalRound
 from tests.simulation.fake import Result, Twist, machines, simulate, strategy
 
 EXAMPLES = 1000
@@ -52,6 +54,19 @@ def view(
     )
 
 
+def follow(policy: IntervalPolicy[Any], losses: Iterable[float], cost_s: float = 0.0) -> list[Attempt]:
+    """Rounds that take what was asked for, one a loss; returns what was asked for each time, and then next."""
+    state, attempts = policy.init(), []
+    for loss in losses:
+        attempts.append(policy.attempt(state))
+        state = policy.observe(state, IntervalRound(attempts[-1].interval_s, cost_s, loss))
+    return [*attempts, policy.attempt(state)]
+
+
+def lengths(attempts: list[Attempt]) -> list[float]:
+    return [attempt.interval_s for attempt in attempts]
+
+
 def race(
     out: Path,
     speeds: list[float],
@@ -76,29 +91,17 @@ def steps(result: Result) -> list[dict[str, int]]:
     return [{name: share.steps for name, share in row.silos.items()} for row in result.ledger.rounds]
 
 
-def actions(result: Result, *kinds: type) -> list[tuple[float, Any]]:
-    """Actions of these kinds, and when [s]."""
-    return [(e.at_s, action) for e in result.entries for action in e.actions if isinstance(action, kinds)]
-
-
 def begins(result: Result) -> dict[str, list[float]]:
     """When each silo was given its orders [s]."""
     at: dict[str, list[float]] = defaultdict(list)
-    for entry in result.entries:
-        for action in entry.actions:
-            if isinstance(action, Dispatch):
-                at[action.silo].append(entry.at_s)
+    for at_s, action in result.actions(Dispatch):
+        at[action.silo].append(at_s)
     return dict(at)
 
 
 def commits(result: Result) -> list[tuple[float, list[str]]]:
     """When what was committed."""
-    return [
-        (entry.at_s, list(action.weights))
-        for entry in result.entries
-        for action in entry.actions
-        if isinstance(action, Commit)
-    ]
+    return [(at_s, list(commit.weights)) for at_s, commit in result.actions(Commit)]
 
 
 def deeds(result: Result) -> list[tuple[float, tuple[Action, ...]]]:

@@ -1,26 +1,15 @@
 """The climbing interval: trials by hand, and that it finds what is best where it can be known."""
 
 import math
-import pickle
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedsync.policies.barrier.climbing import ClimbingInterval, relative_rate, score
 from fedsync.policies.barrier.intervals import IntervalRound
+from tests.policies.barrier.make import follow, lengths
 
 CLIMB = ClimbingInterval(floor_s=2.0, ceiling_s=9.0, factor=1.5, trials=3, confidence=2.0, rest=2)
-
-
-def follow(policy: ClimbingInterval, losses: list[float], cost_s: float = 0.0) -> list[float]:
-    """Rounds that take what was asked for, one a loss; returns what was asked for each time, and then next."""
-    state, asked = policy.init(), []
-    for loss in losses:
-        asked.append(policy.attempt(state).interval_s)
-        state = policy.observe(state, IntervalRound(asked[-1], cost_s, loss))
-    return [*asked, policy.attempt(state).interval_s]
 
 
 def falling(policy: ClimbingInterval, rounds: int, fall: Callable[[int, float], float]) -> list[float]:
@@ -111,18 +100,8 @@ def test_it_comes_down_again_when_shorter_is_better() -> None:
 def test_no_round_is_shorter_than_twice_its_barrier() -> None:
     """From 0.1 s: overhead of 2 s makes it 4 s, and trials of 6 s."""
     policy = ClimbingInterval(0.1, 60.0, rest=2)
-    assert follow(policy, [10.0, 9.0, 8.0, 7.0], cost_s=2.0) == [0.1, 4, 6, 6, 4]
+    assert lengths(follow(policy, [10.0, 9.0, 8.0, 7.0], cost_s=2.0)) == [0.1, 4, 6, 6, 4]
 
 
 def test_without_room_there_is_no_trial() -> None:
-    assert follow(ClimbingInterval(3.0, 3.0, rest=1), [5.0, 4.0, 3.0, 2.0, 1.0]) == [3.0] * 6
-
-
-@given(st.lists(st.floats(-1, 100), min_size=1, max_size=40), st.floats(0, 5))
-def test_whatever_happens_intervals_stay_within_their_bounds(losses: list[float], cost_s: float) -> None:
-    state = CLIMB.init()
-    for loss in losses:
-        interval_s = CLIMB.attempt(state).interval_s
-        assert 2.0 <= interval_s <= 9.0
-        assert pickle.loads(pickle.dumps(state)) == state
-        state = CLIMB.observe(state, IntervalRound(interval_s, cost_s, loss))
+    assert lengths(follow(ClimbingInterval(3.0, 3.0, rest=1), [5.0, 4.0, 3.0, 2.0, 1.0])) == [3.0] * 6

@@ -15,63 +15,39 @@ from hypothesis import strategies as st
 from fedsync.core.actions import Commit, Dispatch, Rollback, Savepoint
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.model.layout import Vector
+from fedsync.policies.barrier.climbing import ClimbingInterval
 from fedsync.policies.barrier.intervals import (
-    Attempt,
     FittedInterval,
-    FixedInterval,
     HalvingInterval,
     IntervalPolicy,
     IntervalRound,
     QualityFit,
 )
-from tests.policies.barrier.make import race
-
-
-def follow(policy: IntervalPolicy[Any], losses: list[float], cost_s: float = 0.0) -> list[Attempt]:
-    """Rounds that take what was asked for, one a loss; returns what was asked for each time, and then next."""
-    state, attempts = policy.init(), []
-    for loss in losses:
-        attempts.append(policy.attempt(state))
-        state = policy.observe(state, IntervalRound(attempts[-1].interval_s, cost_s, loss))
-    return [*attempts, policy.attempt(state)]
-
-
-def lengths(attempts: list[Attempt]) -> list[float]:
-    return [attempt.interval_s for attempt in attempts]
-
-
-def test_fixed_is_fixed() -> None:
-    assert follow(FixedInterval(2.5), [9.0, 1.0, 5.0]) == [Attempt(2.5)] * 4
-
+from tests.policies.barrier.make import follow, lengths, race
 
 # Halving.
 
 
-def test_halving_stops_where_it_no_longer_pays() -> None:
-    """By hand, from 8 s.
-
-    8 s: 10 to 8 in one round, 0.25 a second. 4 s: 8 to 5 in two rounds, 3/8, better. 2 s: 5 to 3 in two rounds,
-    2/4, better. 1 s: 3 to 2.2 in two rounds, 0.4, worse: 2 s it is.
-    """
-    losses = [10.0, 8.0, 8.0, 6.0, 5.0, 5.0, 4.0, 3.0, 3.0, 2.5, 2.2]
-    asked = lengths(follow(HalvingInterval(8.0), [*losses, 1.0, 0.5]))
-    assert asked == [8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1, 2, 2, 2]
-
-
-def test_equal_is_not_better() -> None:
-    """One second at a time or two, the loss falls by 1 a second: the first interval stays."""
-    assert lengths(follow(HalvingInterval(2.0), [10.0, 8.0, 8.0, 7.0, 6.0, 6.0])) == [2, 2, 1, 1, 1, 2, 2]
-
-
-def test_a_factor_of_three_takes_three_rounds() -> None:
-    asked = lengths(follow(HalvingInterval(9.0, factor=3), [10.0, 9.0, 9.0, 8.0, 7.0, 6.0, 6.0, 6.0]))
-    assert asked == [9, 9, 3, 3, 3, 3, 1, 1, 1]
-
-
-def test_halving_ends_at_the_floor() -> None:
-    """It would go below 1 s: 2 / 2 is still allowed, 1 / 2 is not."""
-    falling = [100.0, 98.0, 98.0, 95.0, 92.0, 92.0, 92.0]
-    assert lengths(follow(HalvingInterval(2.0, floor_s=1.0), falling)) == [2, 2, 1, 1, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("policy", "losses", "asked"),
+    [
+        # 8 s: 10 to 8 in one round, 0.25 a second. 4 s: 8 to 5 in two rounds, 3/8, better. 2 s: 5 to 3 in two rounds,
+        # 2/4, better. 1 s: 3 to 2.2 in two rounds, 0.4, worse: 2 s it is.
+        (
+            HalvingInterval(8.0),
+            [10, 8, 8, 6, 5, 5, 4, 3, 3, 2.5, 2.2, 1, 0.5],
+            [8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1, 2, 2, 2],
+        ),
+        # One second at a time or two, the loss falls by 1 a second.
+        (HalvingInterval(2.0), [10, 8, 8, 7, 6, 6], [2, 2, 1, 1, 1, 2, 2]),
+        (HalvingInterval(9.0, factor=3), [10, 9, 9, 8, 7, 6, 6, 6], [9, 9, 3, 3, 3, 3, 1, 1, 1]),
+        # It would go below 1 s: 2 / 2 is still allowed, 1 / 2 is not.
+        (HalvingInterval(2.0, floor_s=1.0), [100, 98, 98, 95, 92, 92, 92], [2, 2, 1, 1, 1, 1, 1, 1]),
+    ],
+    ids=["until it no longer pays", "equal is not better", "a third takes three rounds", "ends at the floor"],
+)
+def test_halving_by_hand(policy: HalvingInterval, losses: list[float], asked: list[float]) -> None:
+    assert lengths(follow(policy, losses)) == asked
 
 
 def test_elapsed_time_counts_barrier_and_all() -> None:
@@ -142,23 +118,22 @@ def as_predicted(rounds: int, share: float = 1.0) -> list[float]:
     return [8.6 - share * (1.1 - 0.2 * eta) * eta * index for index in range(rounds)]
 
 
-def test_a_stage_goes_on_while_the_loss_falls_as_predicted() -> None:
-    attempts = follow(FITTED, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(8, share=0.51)], cost_s=0.5)
-    assert lengths(attempts)[5:] == pytest.approx([math.sqrt(3)] * 9)
-
-
-def test_a_stage_that_falls_behind_ends_in_new_trials() -> None:
-    """Below half of the prediction; looked at from the third gain, so the fourth round, on."""
-    attempts = follow(FITTED, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(4, share=0.49)], cost_s=0.5)
-    assert lengths(attempts)[5:] == pytest.approx([math.sqrt(3)] * 4 + [1.5])
-    assert [attempt.savepoint for attempt in attempts[5:]] == [False] * 4 + [True]
-
-
-def test_a_stage_ends_after_its_time() -> None:
-    """Of 3 s: three gains of 1.232 s each are more."""
-    policy = FittedInterval(interval_s=1.5, stage_s=3.0, floor_s=0.1, ceiling_s=20.0)
-    attempts = follow(policy, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(4)], cost_s=0.5)
-    assert lengths(attempts)[5:] == pytest.approx([math.sqrt(3)] * 4 + [1.5])
+@pytest.mark.parametrize(
+    ("stage_s", "rounds", "share", "ends"),
+    [
+        (100.0, 8, 0.51, False),
+        (100.0, 4, 0.49, True),  # below half of the prediction; looked at from the third gain, so the fourth round, on
+        (3.0, 4, 1.0, True),  # three gains of 1.232 s each are more than 3 s
+    ],
+)
+def test_a_stage_goes_on_until_its_time_is_over_or_the_loss_falls_behind(
+    stage_s: float, rounds: int, share: float, ends: bool
+) -> None:
+    """Then there are new trials."""
+    policy = replace(FITTED, stage_s=stage_s)
+    attempts = follow(policy, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(rounds, share)], cost_s=0.5)[5:]
+    assert lengths(attempts) == pytest.approx([math.sqrt(3)] * rounds + [1.5 if ends else math.sqrt(3)])
+    assert [attempt.savepoint for attempt in attempts] == [False] * rounds + [ends]
 
 
 def test_the_bounds_hold_for_trials_too() -> None:
@@ -192,6 +167,7 @@ def test_whatever_happens_intervals_stay_within_their_bounds(losses: list[float]
     policies: list[tuple[IntervalPolicy[Any], float, float]] = [
         (HalvingInterval(8.0, 2, 0.5), 0.5, 8.0),
         (FittedInterval(1.5, 5.0, 0.5, 8.0), 0.5, 8.0),
+        (ClimbingInterval(2.0, 9.0, factor=1.5, trials=3, confidence=2.0, rest=2), 2.0, 9.0),
     ]
     for policy, low, high in policies:
         state = policy.init()
@@ -249,17 +225,12 @@ def test_fitting_in_a_run_rolls_back_to_where_the_trials_began(tmp_path: Path) -
         stop={"rounds": 6},
         twists=dict.fromkeys("ab", spoiling(lambda version: losses.get(version, 8.0))),
     )
-    done = [
-        (type(a).__name__, getattr(a, "version", None))
-        for entry in result.entries
-        for a in entry.actions
-        if isinstance(a, Savepoint | Rollback | Commit)
-    ]
+    done = [(type(each).__name__, each.version) for _, each in result.actions(Savepoint, Rollback, Commit)]
     assert done == [
         ("Savepoint", 0), ("Commit", 1), ("Commit", 2), ("Commit", 3),
         ("Rollback", 4), ("Commit", 5), ("Commit", 6), ("Commit", 7),
     ]  # fmt: skip
-    bases = {a.order.base_version for entry in result.entries for a in entry.actions if isinstance(a, Dispatch)}
+    bases = {each.order.base_version for _, each in result.actions(Dispatch)}
     assert bases == {0, 1, 2, 4, 5, 6}, "nobody trains from version 3, which is gone"
     assert intervals(result)[:5] == pytest.approx([2.0, 1.5, 1.5, 3.0, 3.0], abs=1 / 32)
     assert intervals(result)[5] == pytest.approx(1.4202 + 0.5, abs=1 / 32)

@@ -6,17 +6,10 @@ from pathlib import Path
 import pytest
 
 from fedsync.core.actions import Commit
-from fedsync.policies.barrier.kinds.ssp import Buffered
-from tests.policies.barrier.make import begins, commits, meta, race, silo, view
+from tests.policies.barrier.make import begins, commits, race
 
 SPEEDS = [256.0, 128.0, 64.0]
 """Orders of 1, 2 and 4 s."""
-
-
-def test_an_unfilled_buffer_lets_everybody_go_on() -> None:
-    _, verdict = Buffered(3).decide({}, view({"a": silo(clock=1), "b": silo(busy=True)}, meta("a"), meta("b")))
-    assert (verdict.commit, verdict.release) == ((), ("a",))
-    assert verdict.reason == "2 of 3 updates are in; 1 silos go on"
 
 
 def test_by_hand(tmp_path: Path) -> None:
@@ -34,7 +27,7 @@ def test_by_hand(tmp_path: Path) -> None:
         (4, ["a/3", "b/2", "c/1"]),
         (6, ["a/4", "a/5", "b/3"]),
     ]
-    weights = [a.weights for entry in result.entries for a in entry.actions if isinstance(a, Commit)]
+    weights = [commit.weights for _, commit in result.actions(Commit)]
     assert dict(weights[0]) == pytest.approx(dict.fromkeys(["a/1", "a/2", "b/1"], 0.5))
     assert dict(weights[1]) == pytest.approx({"a/3": 0.5, "b/2": 0.5, "c/1": 0.5 / math.sqrt(2)})
     assert result.ledger.summary()["wait_fraction"] == pytest.approx(0)
@@ -45,11 +38,6 @@ def test_a_silo_s_several_updates_are_one_share_of_the_round(tmp_path: Path) -> 
     share = result.ledger.rounds[0].silos["a"]
     assert (share.steps, share.samples, share.wait_s) == (16, 512, 0.0)
     assert share.compute_s == pytest.approx(2.0)
-
-
-def test_a_buffer_larger_than_the_federation_fills_all_the_same(tmp_path: Path) -> None:
-    result = race(tmp_path, [256.0], {"kind": "buffered", "size": 4}, stop={"rounds": 2, "seconds": 9.0})
-    assert commits(result) == [(4, ["a/1", "a/2", "a/3", "a/4"]), (8, ["a/5", "a/6", "a/7", "a/8"])]
 
 
 def test_size_1_is_asp(tmp_path: Path) -> None:

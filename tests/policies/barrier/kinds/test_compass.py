@@ -10,7 +10,6 @@ from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import SiloView, Verdict
 from fedsync.policies.barrier.kinds.compass import ArrivalGroup, Compass, CompassState
 from tests.policies.barrier.make import commits, meta, race, silo, view
-from tests.simulation.fake import Result
 
 COMPASS = Compass(min_steps=10, max_steps=40, latest_factor=1.25)
 STEP_S = {"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.8, "e": 1.6}
@@ -31,14 +30,6 @@ def decide(
 def in_work(state: CompassState, *names: str, now_s: float = 0.0) -> dict[str, SiloView]:
     """Silos that are at work since ``now_s``."""
     return {name: known(name, busy=True, since_s=now_s) for name in names}
-
-
-def test_the_update_of_an_unknown_silo_is_committed_alone_and_at_once() -> None:
-    silos = {"a": known("a"), "b": silo(busy=True)}
-    state, verdict = decide(CompassState(), silos, meta("a"))
-    assert (verdict.commit, verdict.release) == (("a/1",), ())
-    state, verdict = decide(state, silos, version=2)
-    assert (verdict.release, dict(verdict.steps)) == (("a",), {"a": 40})
 
 
 def test_the_first_groups_by_hand() -> None:
@@ -168,16 +159,6 @@ SPEEDS = [256.0, 128.0, 64.0]
 """Steps of 1/8, 1/4 and 1/2 s."""
 
 
-def steps(result: Result) -> list[tuple[float, str, int]]:
-    """When who was given how many steps."""
-    return [
-        (entry.at_s, action.silo, action.order.max_steps)
-        for entry in result.entries
-        for action in entry.actions
-        if isinstance(action, Dispatch)
-    ]
-
-
 def test_by_hand(tmp_path: Path) -> None:
     """8 steps to be measured: 1, 2, 4 s. At 1 s a founds with 32 steps, for 5 s, or 5.8 at the latest; at 2 s b joins
     with 12. At 4 s c has time for 2 only: it founds for a's return, 5.8 + 4 s, with 11 steps, for 9.5 s.
@@ -187,7 +168,8 @@ def test_by_hand(tmp_path: Path) -> None:
     """
     barrier = {"kind": "fedcompass", "min_steps": 8, "max_steps": 32}
     result = race(tmp_path, SPEEDS, barrier, stop={"seconds": 14.0})
-    assert steps(result) == [
+    given = [(at_s, order.silo, order.order.max_steps) for at_s, order in result.actions(Dispatch)]
+    assert given == [
         *[(0, name, 8) for name in "abc"],
         (1, "a", 32),
         (2, "b", 12),

@@ -47,21 +47,10 @@ def test_steps_meet_by_hand(
     assert orders(Elastic(lookahead, floor), **silos) == expected
 
 
-def test_without_a_forecast_the_configured_steps_are_done() -> None:
-    assert orders(Elastic(), a=silo(), b=silo()) == {}
-
-
 def test_a_stranger_counts_as_the_median_of_the_others() -> None:
     """Steps of 2, 3 and 4 s, so 3 s: with 2 and 3 and 4 s the first common end is 12 s."""
     known = {name: silo(clock=1, speed=10 / step_s) for name, step_s in [("a", 2), ("b", 3), ("c", 4)]}
     assert orders(Elastic(6, 1), **known, new=silo()) == {"a": 6, "b": 4, "c": 3, "new": 4}
-
-
-@pytest.mark.parametrize(("clock", "busy", "pending"), [(0, True, False), (1, True, True)])
-def test_everybody_is_waited_for(clock: int, busy: bool, pending: bool) -> None:
-    metas = [meta("b")] if pending else []
-    _, verdict = Elastic().decide(None, view({"a": silo(busy=busy), "b": silo(clock=clock)}, *metas))
-    assert (verdict.commit, verdict.release) == ((), ())
 
 
 def test_all_are_committed_and_released_together() -> None:

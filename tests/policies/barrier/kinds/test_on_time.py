@@ -9,7 +9,7 @@ import pytest
 from fedsync.core.actions import Commit, Dispatch, HaltEarly
 from fedsync.core.views import SiloView
 from fedsync.policies.barrier.kinds.bulk import OnTime, OnTimeState
-from tests.policies.barrier.make import actions, commits, meta, race, silo, steps, view
+from tests.policies.barrier.make import commits, meta, race, silo, steps, view
 
 ORDER = {"steps": 10, "batch": 10}
 BEGUN = OnTimeState(dict.fromkeys("abc", 100), begun_s=1.0)
@@ -107,7 +107,7 @@ def test_once_sizes_are_right_it_is_bsp(tmp_path: Path) -> None:
     """55, 27 and 14 of 96 samples: steps of 0.215, 0.211 and 0.219 s."""
     result = race(tmp_path, SPEEDS, ON_TIME, balancer={"kind": "proportional"}, stop={"rounds": 5})
     assert steps(result)[1:] == [{"a": 8, "b": 8, "c": 8}] * 4
-    assert [at_s < 1.5 for at_s, _ in actions(result, HaltEarly)] == [True, True], "in the first round"
+    assert [at_s < 1.5 for at_s, _ in result.actions(HaltEarly)] == [True, True], "in the first round"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_where_all_are_equal_or_nearly_it_is_bsp(speeds: list[float], more: dict
     def deeds(name: str, barrier: dict[str, Any]) -> list[Any]:
         sections: dict[str, Any] = {"balancer": {"kind": "proportional"}, "stop": {"rounds": 5}}
         result = race(tmp_path / name, speeds, barrier, more, aggregation={"kind": "fednova"}, **sections)
-        return actions(result, Dispatch, Commit, HaltEarly)
+        return result.actions(Dispatch, Commit, HaltEarly)
 
     assert deeds("on-time", ON_TIME) == deeds("bsp", {"kind": "bsp"})
 

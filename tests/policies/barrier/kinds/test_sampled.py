@@ -12,7 +12,7 @@ import pytest
 
 from fedsync.common.rng import Stream, draw
 from fedsync.core.views import ClusterView, SiloView
-from fedsync.policies.barrier.kinds.sampled import Sampled, SampledState, Sampling, WatchedSample, two_groups
+from fedsync.policies.barrier.kinds.sampled import Sampled, SampledState, Sampling, two_groups
 from fedsync.policies.barrier.kinds.ssp import Clocks, Tick
 from tests.policies.barrier.make import meta, race, silo, view
 
@@ -271,21 +271,6 @@ def test_what_is_kept_is_not_drawn_anew_and_whoever_was_close_enough_is_not_aske
     assert first not in state.waiting["a"].names
 
 
-def test_a_silo_of_the_sample_that_is_gone_does_not_block() -> None:
-    state = replace(ticked(a=2, b=1), waiting={"a": WatchedSample(2, ("gone", "b"))})
-    keeps = Sampled(2, redraw=False)
-    assert keeps.decide(state, view({"a": silo(clock=2), **others(b=1)}))[1].release == ()
-    assert keeps.decide(state, view({"a": silo(clock=2), **others(b=2)}))[1].release == ("a",)
-    assert keeps.decide(state, view({"a": silo(clock=2)}))[1].release == ("a",)
-
-
-def test_the_slowest_never_waits() -> None:
-    state = ticked(a=2, b=2, c=3)
-    for sampling in Sampling:
-        silos = {"a": silo(clock=2), **others(b=2, c=3)}
-        assert Sampled(2, 0, sampling).decide(state, view(silos))[1].release == ("a",)
-
-
 def test_the_sample_is_drawn_again_for_the_next_order() -> None:
     """With ten others that are all behind, a new barrier means a new sample; the basic one stays."""
     silos = {"a": silo(clock=2), **others(**dict.fromkeys(NAMES, 1))}
@@ -296,11 +281,6 @@ def test_the_sample_is_drawn_again_for_the_next_order() -> None:
         after, _ = barrier.decide(state, view(later))
         assert after.waiting["a"].ticks == 3
         assert (after.waiting["a"].names == state.waiting["a"].names) == same
-
-
-def test_arrivals_are_committed_first() -> None:
-    state = ticked(a=1)
-    assert Sampled(1).decide(state, view({"a": silo(clock=2)}, meta("a")))[1].commit == ("a/1",)
 
 
 # Whole runs.

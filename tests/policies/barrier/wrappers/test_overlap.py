@@ -96,12 +96,8 @@ FAST: dict[str, Any] = {"speed": 200.0, "overhead_s": 1.0}
 
 def dispatches(result: Result, name: str) -> list[tuple[float, str, int, str]]:
     """When a silo was given what, from which version, behind which order."""
-    return [
-        (round(entry.at_s, 9), action.order.update_id, action.order.base_version, action.order.behind)
-        for entry in result.entries
-        for action in entry.actions
-        if isinstance(action, Dispatch) and action.silo == name
-    ]
+    given = [(at_s, each.order) for at_s, each in result.actions(Dispatch) if each.silo == name]
+    return [(round(at_s, 9), order.update_id, order.base_version, order.behind) for at_s, order in given]
 
 
 def test_a_machine_trains_all_the_time_and_each_update_is_one_version_old(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A silo that keeps failing is set aside for longer and longer, and nobody else waits for it."""
 
-from dataclasses import replace
 from typing import Any
 
 from fedsync.core.views import Verdict
@@ -33,15 +32,3 @@ def test_a_pause_that_has_doubled_for_ever_is_still_a_number() -> None:
     barrier = Resting(Bsp(), failures=1, pause_s=1.0, longest_s=60.0)
     state, _ = decide(barrier, barrier.init(), 0.0, a=silo(), b=silo(failures=100_000))
     assert state.rests == {"b": Rest(100_000, 60.0)}
-
-
-def test_success_departure_and_return_make_it_forgotten() -> None:
-    barrier = Resting(Bsp())
-    failing = silo(failures=3, since_s=5.0)
-    resting, _ = decide(barrier, barrier.init(), 5.0, a=silo(), b=failing)
-    assert resting.rests == {"b": Rest(3, 15.0)}
-    for other in (replace(failing, failures=0, clock=1), None):
-        silos = {"a": silo(), **({} if other is None else {"b": other})}
-        state, verdict = decide(barrier, resting, 6.0, **silos)
-        assert state.rests == {}
-        assert verdict.release == tuple(silos)

@@ -5,15 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.core.orders import UpdateMeta, WorkOrder
+from fedsync.core.orders import WorkOrder
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
-from fedsync.policies.barrier.wrappers.late_orders import (
-    Capped,
-    Deadline,
-    LateState,
-    Quorum,
-)
+from fedsync.policies.barrier.wrappers.late_orders import Capped, Deadline, LateState, Quorum
 from tests.policies.barrier.make import begins, meta, race, silo, view
 
 SPEEDS = [256.0, 128.0, 64.0]
@@ -34,13 +29,8 @@ class Counting:
         return state + 1, Verdict(release=view.idle, wake_at_s=50.0, reason=seen)
 
 
-def busy(name: str, since_s: float = 0.0, number: int = 1) -> SiloView:
-    return silo(since_s=since_s, clock=number - 1) if number == 0 else working(f"{name}/{number}", since_s)
-
-
-def working(update_id: str, since_s: float) -> SiloView:
-    order = WorkOrder(update_id, 0, 1, 8, 4, 0.1, 1)
-    return replace(silo(), order=order, since_s=since_s)
+def busy(name: str, since_s: float = 0.0) -> SiloView:
+    return replace(silo(), order=WorkOrder(f"{name}/1", 0, 1, 8, 4, 0.1, 1), since_s=since_s)
 
 
 # Capped.
@@ -136,13 +126,3 @@ def test_durations_run_from_release_to_arrival_and_a_failed_order_has_none() -> 
     assert state.durations == (1.5,), "counted once"
     state, _ = barrier.decide(state, view({"a": silos["a"]}, meta("a"), now_s=5.0))
     assert (state.durations, dict(state.begun)) == ((1.5,), {"a": 5.0}), "c is gone; a is released"
-
-
-# Wrappers of wrappers.
-
-
-def test_lost_updates_of_silos_that_left_still_count() -> None:
-    gone: UpdateMeta = meta("gone")
-    barrier = Capped(Bsp(), 5.0)
-    silos = {"a": silo(clock=1), "b": busy("b")}
-    assert barrier.decide(barrier.init(), view(silos, gone, meta("a"), now_s=6.0))[1].commit == ("gone/1", "a/1")
