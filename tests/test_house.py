@@ -7,7 +7,7 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=58074, code=33000, docstrings=9649, largest_folder=19, names_twice=0),
+    "fedsync": Size(lines=58015, code=32967, docstrings=9638, largest_folder=19, names_twice=0),
     "fedsync/extras": Size(lines=11779, code=6738, docstrings=1773, largest_folder=11, names_twice=0),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
