@@ -77,11 +77,6 @@ def test_a_silo_that_did_more_trains_longer() -> None:
     assert [len(trained(entries, name)) for name in "ab"] == [3, 1]
 
 
-def test_the_run_may_say_how_long() -> None:
-    coordinator, entry = closed(cross_site=CrossSite(local=True, rounds=5))
-    assert len(trained(to_the_end(coordinator, entry))) == 5
-
-
 def test_questions_about_own_models_come_last_and_of_those_who_have_one() -> None:
     coordinator, entry = closed()
     asked = [each for entry in to_the_end(coordinator, entry) for each in of_type(entry, Evaluate)]
@@ -138,27 +133,22 @@ def test_an_order_that_fails_is_given_three_times(event: Event | None) -> None:
     assert not of_type(last, Stop)[0].failed
 
 
-def test_one_that_works_again_in_time_goes_on() -> None:
+def test_one_that_failed_or_was_lost_goes_on_where_it_was_if_it_returns_in_time() -> None:
     coordinator, entry = closed(cross_site=CrossSite(local=True))
-    first = orders(entry)["b"]
-    again = coordinator.handle([WorkFailed(2.0, "b", first.update_id, "out of memory")], 2.0)
+    again = coordinator.handle([WorkFailed(2.0, "b", orders(entry)["b"].update_id, "out of memory")], 2.0)
     second = coordinator.handle([answer("b", orders(again)["b"])], 2.0)
-    assert (orders(again)["b"].after, orders(second)["b"].after) == (0, 1)
+    coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0)
+    back = coordinator.handle(joined("b", at_s=3.0), 3.0)
+    assert [orders(each)["b"].after for each in (again, second, back)] == [0, 1, 1]
 
 
 def test_a_lost_silo_is_not_waited_for() -> None:
-    coordinator, entry = closed(cross_site=CrossSite(local=True))
-    last = coordinator.handle([SiloLost(2.0, "b", "gone"), answer("a", orders(entry)["a"])], 2.0)
-    last = coordinator.handle([answer("a", orders(last)["a"])], 2.0)
+    coordinator, entry = closed(cross_site=CrossSite(local=True, rounds=5))
+    last = coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0)
+    for after in range(5):
+        assert not of_type(last, Evaluate) and orders(entry)["a"].after == after, "five orders, as the run says"
+        last = entry = coordinator.handle([answer("a", orders(entry)["a"])], 2.0)
     assert of_type(last, Evaluate)[0].silos == ("a",)
-
-
-def test_a_lost_silo_goes_on_where_it_was_if_it_returns_in_time() -> None:
-    coordinator, entry = closed(cross_site=CrossSite(local=True))
-    second = coordinator.handle([answer("b", orders(entry)["b"])], 2.0)
-    coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0)
-    back = coordinator.handle(joined("b", at_s=3.0), 3.0)
-    assert orders(second)["b"].after == 1 and orders(back)["b"].after == 1
 
 
 def test_where_all_are_lost_the_run_ends() -> None:
