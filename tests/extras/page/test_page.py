@@ -43,8 +43,6 @@ def write(folder: Path, rounds: int = 2) -> None:
 
 
 class Asked:
-    """What the page has handed on."""
-
     def __init__(self) -> None:
         self.questions: list[OperatorQuestion] = []
 
@@ -104,7 +102,6 @@ def token_of(server: PageServer) -> str:
 
 
 def enter(server: PageServer) -> dict[str, str]:
-    """Headers of who has opened the link."""
     status, headers, told = call(server, "/enter", {"token": token_of(server)})
     assert status == 200
     return {"Cookie": headers["Set-Cookie"].partition(";")[0], "X_FedSync_Key": told["key"]}
