@@ -139,13 +139,7 @@ def test_a_trainer_whose_data_all_fit_has_no_cap() -> None:
     assert subject.run(order(), subject.initial_model(), Cursor()).report.batch_cap is None
 
 
-def test_the_search_ends_in_time() -> None:
+def test_the_search_ends_in_time_and_on_a_processor_nobody_looks_unasked() -> None:
     task = Cramped(7)
-    assert trainer(task).find_batch_cap(limit_s=0.0) is None
-    assert task.asked == [1]
-
-
-def test_on_a_processor_nobody_looks_unasked() -> None:
-    task = Cramped(7)
-    assert trainer(task).find_batch_cap_on_gpu() is None
-    assert task.asked == []
+    assert trainer(task).find_batch_cap_on_gpu() is None and task.asked == []
+    assert trainer(task).find_batch_cap(limit_s=0.0) is None and task.asked == [1]

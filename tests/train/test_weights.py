@@ -14,8 +14,6 @@ from tests.train.make import TwoClasses
 
 
 class Tied(nn.Module):
-    """One matrix used twice."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(3, 3, bias=False)
