@@ -28,7 +28,7 @@ def fedsync(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
 
 
 def children(word: str) -> list[psutil.Process]:
-    """Processes that this one started, also by others, with a word in their command lines."""
+    """Return the descendants of this process that have a word in their command lines."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):

@@ -96,13 +96,6 @@ def test_shards_are_sorted_by_class_and_of_one_size() -> None:
     assert len(np.unique(np.concatenate(parts))) == 14 * (600 // 14)
 
 
-def test_owners_are_dealt_whole() -> None:
-    owners = np.repeat(np.arange(7), 3)
-    parts = ByOwner().split(owners, 3, seed=3)
-    assert sorted(len(np.unique(owners[part])) for part in parts) == [2, 2, 3]
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(21))
-
-
 @pytest.mark.parametrize("partition", [Dirichlet(0.5), Pathological(2), Shards(2)])
 def test_a_missing_library_is_explained(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)

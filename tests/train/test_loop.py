@@ -37,6 +37,8 @@ def test_the_update_is_what_a_bare_loop_computes() -> None:
     np.testing.assert_array_equal(outcome.update, Weights(model).read() - base)
     assert outcome.update.dtype == np.float32
     assert outcome.report.loss == pytest.approx(np.mean(losses))
+    # Gradients are as large as the model; what follows, the update, takes as much.
+    assert all(parameter.grad is None for parameter in subject._parameters)
     assert outcome.cursor == cursor == Cursor(2, 16)
     assert (outcome.report.base_version, outcome.report.steps, outcome.report.samples) == (3, 12, 96)
 
@@ -60,13 +62,6 @@ def test_clipping_mixed_precision_and_an_optimizer_s_keywords_are_those_of_a_bar
     for _ in range(2):  # the optimizer begins anew
         found = subject.run(order(batch_size=8, max_steps=7), base, Cursor()).update
         np.testing.assert_allclose(found, Weights(model).read() - base, rtol=0, atol=1e-6)
-
-
-def test_after_an_order_nothing_is_left_of_its_gradients() -> None:
-    """They are as large as the model; what follows, the update, takes as much."""
-    subject = trainer()
-    subject.run(order(), subject.initial_model(), Cursor())
-    assert [parameter.grad for parameter in subject._parameters] == [None] * len(subject._parameters)
 
 
 @pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions("adam")])
