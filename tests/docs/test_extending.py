@@ -16,45 +16,58 @@ from tests.e2e.deployed import SMALL
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FEATURES_PAGE = DOCS / "extending.md", DOCS / "extending-features.md"
-RUN = """\
+HEAD = """\
 from pathlib import Path
-import data_quorum, window  # registers the kinds, as a file of the package does by lying there
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.simulation.run import run_virtual
 from fedsync.simulation.timing_only import run_timing
+
+def silos(names):
+    return ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in names]})
+
+"""
+RUN = """\
+import data_quorum, window  # registers the kinds, as a file of the package does by lying there
 config = StrategyConfig.load("data-quorum.yaml", ["predictor={kind: window, size: 3}"])
 run_timing(config, ClusterConfig.load("hetero"), Path("run"))
 """
 
 
+def blocks(page: Path) -> dict[str, str]:
+    """Titles and texts of a page's code blocks."""
+    found = re.findall(r"```(?:python|yaml) title=\"([^\"]+)\"\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return dict(found)
+
+
+def carry_out(script: str, folder: Path) -> str:
+    """What a script prints in a process of its own: a kind that is registered stays."""
+    command = [sys.executable, "-c", HEAD + script]
+    done = subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True, text=True)
+    return done.stdout
+
+
+def journal_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()[1:]]
+
+
 @pytest.mark.slow
 def test_the_barrier_and_the_predictor_run_and_commit_at_60_percent_of_the_examples(tmp_path: Path) -> None:
-    blocks = re.findall(r"```(?:python|yaml) title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    for title, text in blocks:
+    for title, text in blocks(PAGE).items():
         (tmp_path / Path(title).name).write_text(text, encoding="utf-8")
-    # A process of its own: a kind that is registered stays.
-    subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, check=True, timeout=120)
-    entries = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()[1:]]
+    carry_out(RUN, tmp_path)
+    entries = journal_of(tmp_path / "run")
     reasons = [entry["reason"] for entry in entries if any(one["type"] == "Commit" for one in entry["actions"])]
     shares = [int(percent) for reason in reasons for percent in re.findall(r"with (\d+)% of the examples", reason)[:1]]
     assert len(shares) == 20 and all(60 <= share < 100 for share in shares), "nobody waits for all of five silos"
 
 
-FEATURES = """\
-from pathlib import Path
-from fedsync.config.cluster import ClusterConfig
-from fedsync.config.strategy import StrategyConfig
-from fedsync.simulation.run import run_virtual
-config = StrategyConfig.load("run.yaml")
-cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "ab"]})
-run_virtual(config, cluster, Path("run"))
-"""
+FEATURES = 'run_virtual(StrategyConfig.load("run.yaml"), silos("ab"), Path("run"))'
 
 
 def feature_run(folder: Path, plugin: str, extensions: str, rounds: int, **changes: str) -> list[dict[str, Any]]:
     """The journal of a run in a process of its own with a file of the page, changed, as its plugin."""
-    blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", FEATURES_PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    text = dict(blocks)[plugin]
+    text = blocks(FEATURES_PAGE)[plugin]
     for before, after in changes.items():
         assert text.count(before) == 1
         text = text.replace(before, after)
@@ -66,8 +79,8 @@ def feature_run(folder: Path, plugin: str, extensions: str, rounds: int, **chang
         f"{SMALL.replace('=', ': ', 1)}\n",
         encoding="utf-8",
     )
-    subprocess.run([sys.executable, "-c", FEATURES], cwd=folder, check=True, timeout=240)
-    return [json.loads(line) for line in (folder / "run" / "journal.jsonl").read_text().splitlines()[1:]]
+    carry_out(FEATURES, folder)
+    return journal_of(folder / "run")
 
 
 @pytest.mark.slow
@@ -110,24 +123,17 @@ def test_the_web_hook_hears_of_each_best_version(tmp_path: Path) -> None:
 
 
 OUTLIERS = """\
-from pathlib import Path
-from fedsync.config.cluster import ClusterConfig
-from fedsync.config.strategy import StrategyConfig
-from fedsync.simulation.run import run_virtual
 from server_app import WithoutOutliers, app
 small = "task={kind: mlp, data: {kind: blobs, samples: 200}}"
 config = StrategyConfig.load("bsp", [small, "stop.rounds=3"]).with_policies({"aggregation": WithoutOutliers(most=1.0)})
-cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "abc"]})
-print(*run_virtual(config, cluster, Path("run"))["notes"])
+print(*run_virtual(config, silos("abc"), Path("run"))["notes"])
 """
 
 
 @pytest.mark.slow
 def test_the_aggregation_leaves_out_the_longest_updates(tmp_path: Path) -> None:
     """Of three silos one is longer than the median in each round."""
-    blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "server_app.py").write_text(dict(blocks)["server_app.py"], encoding="utf-8")
-    asked = [sys.executable, "-c", OUTLIERS]
-    done = subprocess.run(asked, cwd=tmp_path, check=True, timeout=240, capture_output=True, text=True)
-    counts = re.findall(r" (\d+) times", done.stdout)
-    assert "NoOutliers left out updates in 3 commits: " in done.stdout and sum(map(int, counts)) == 3
+    (tmp_path / "server_app.py").write_text(blocks(PAGE)["server_app.py"], encoding="utf-8")
+    said = carry_out(OUTLIERS, tmp_path)
+    counts = re.findall(r" (\d+) times", said)
+    assert "NoOutliers left out updates in 3 commits: " in said and sum(map(int, counts)) == 3

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from flwr.common.config import get_project_config, validate_config
 from flwr.serverapp.strategy import FedAvg
 
 import fedsync
+from fedsync.common.processes import free_ports
 from fedsync.flower.process_environment import QUIET
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.app_files import APP
@@ -147,18 +147,12 @@ def test_what_the_page_calls_can_be_called(call: str) -> None:
         assert isinstance(made, fedsync.FedSync)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def shown_by_flwr(app: Path, tmp_path: Path) -> str:
     """What the page's commands print, in an environment without any of ours; then what they left running is ended."""
     home, state = tmp_path / "flwr", Path("/tmp") / f"fsa-{os.getpid()}"
     state.mkdir(mode=0o700)
-    ports = {name: str(free_port()) for name in ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")}
+    names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+    ports = {name: str(port) for name, port in zip(names, free_ports(2), strict=True)}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, **QUIET, **ports, "PATH": path, "FLWR_HOME": str(home), STATE: str(state)}
     (exported,) = re.findall(r"\$ export (\w+)=1", PAGE)

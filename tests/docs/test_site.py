@@ -41,11 +41,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_there(site: Path) -> None:
+def test_every_page_is_there_and_nothing_else(site: Path) -> None:
     sources = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
     assert sources
     for page in [*map(str, sources), "yaml/strategy.html", "yaml/silos.html", "yaml/start.html"]:
         assert (site / page).is_file(), page
+    assert not (site / "generate").exists(), "code of the generator stays at home"
 
 
 def test_nothing_is_loaded_from_elsewhere_and_every_picture_has_words(site: Path) -> None:
@@ -66,7 +67,3 @@ def test_the_api_page_has_every_public_name(site: Path) -> None:
     text = (site / "api.html").read_text(encoding="utf-8")
     for name in fedsync.__all__:
         assert f'id="fedsync.{name}"' in text, name
-
-
-def test_code_of_the_generator_stays_at_home(site: Path) -> None:
-    assert not (site / "generate").exists()

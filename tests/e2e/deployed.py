@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.identity.node_keys import make_node_key
 
 WAIT_S = 120.0
+TRAINER = "fedsync.silo.session.resident_trainer"
 
 SMALL = "task={kind: mlp, data: {kind: blobs, samples: 200}}"
 """A task whose trainers import no library of data: for tests of processes, which learn nothing from what is trained."""
@@ -24,6 +25,16 @@ def fedsync(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
     with (cwd / f"{arguments[0]}.out").open("ab") as out:
         command = [sys.executable, "-m", "fedsync", *arguments]
         return subprocess.Popen(command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def children(word: str) -> list[psutil.Process]:
+    """Return the descendants of this process that have a word in their command lines."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if word in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def wait_for(holds: Callable[[], bool], what: str, seconds: float = WAIT_S) -> None:

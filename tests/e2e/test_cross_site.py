@@ -1,10 +1,8 @@
 """Silos train alone when a run is over: real processes are killed in the middle of that."""
 
 import json
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fedsync.common.errors import RunError
@@ -12,12 +10,14 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.ledger import Ledger
 from fedsync.ops.local import run_local
+from tests.e2e.deployed import SMALL, TRAINER, children
 
+SERVER = "flwr-serverapp"
 SILOS = [{"name": "fast", "speed": 120.0}, {"name": "slow", "speed": 80.0}]
 RUN = (
     "stop={rounds: 3}",
     "local={steps: 5, batch_size: 16}",
-    "task={kind: mlp, data: {kind: blobs, samples: 200}}",
+    SMALL,
     "evaluation={cross_site: {local: true, fine_tune: 10}}",
 )
 
@@ -31,13 +31,9 @@ class _Killer:
 
     def follow(self, ledger: Ledger) -> None:
         text = self._journal.read_text()
-        for word, sign in (
-            ("fedsync.silo.session.resident_trainer", '"subject":"local"'),
-            ("flwr-serverapp", '"after":2'),
-        ):
+        for word, sign in ((TRAINER, '"subject":"local"'), (SERVER, '"after":2')):
             if word not in self.killed and sign in text:
-                victim = next(p for p in psutil.Process().children(recursive=True) if word in " ".join(p.cmdline()))
-                victim.send_signal(signal.SIGKILL)
+                children(word)[0].kill()
                 self.killed.append(word)
                 return
 
@@ -48,16 +44,12 @@ def test_what_silos_train_alone_survives_the_death_of_a_trainer_and_of_the_serve
     killer = _Killer(tmp_path)
     with pytest.raises(RunError, match="the ServerApp died"):
         run_local(config, cluster, tmp_path, listeners=[killer])
-    assert killer.killed == ["fedsync.silo.session.resident_trainer", "flwr-serverapp"]
+    assert killer.killed == [TRAINER, SERVER]
     summary = run_local(config, cluster, tmp_path, resume=True)
     assert summary["stopped_by"] == "3 rounds done"
     document = json.loads((tmp_path / "cross_site.json").read_text())
-    assert [(each["subject"], each["silo"]) for each in document["models"]][-4:] == [
-        ("local", "fast"),
-        ("local", "slow"),
-        ("tuned", "fast"),
-        ("tuned", "slow"),
-    ]
+    expected = [(subject, silo) for subject in ("local", "tuned") for silo in ("fast", "slow")]
+    assert [(each["subject"], each["silo"]) for each in document["models"]][-4:] == expected
     assert not document["missing"]
     alone = [each["samples"] for each in document["models"] if each["subject"] == "local"]
     assert alone == [3 * 5 * 16] * 2, "three orders, as in the run: what was done before the deaths counts once"

@@ -34,8 +34,6 @@ JOINED = "Receiving: query message"
 
 @dataclass
 class Deployment:
-    """A run of two silos, and its files."""
-
     folder: Path
     out: Path
 
@@ -58,7 +56,6 @@ class Deployment:
         return None if told is None else int(told)
 
     def trainers(self) -> dict[str, int]:
-        """Processes of trainers, by silo."""
         found = {}
         for silo in SILOS:
             (told,) = json.loads((self.folder / silo / "health.json").read_text())["trainers"].values()
@@ -107,27 +104,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("role", ["agent", "supernode", "room"])
-def test_what_brings_a_silo_its_orders_is_killed_in_the_middle_of_one(role: str, run: Deployment) -> None:
+@pytest.mark.parametrize(
+    ("who", "role"), [("berlin", "agent"), ("berlin", "supernode"), ("berlin", "room"), ("server", "superlink")]
+)
+def test_what_brings_a_silo_its_orders_is_killed_in_the_middle_of_one(who: str, role: str, run: Deployment) -> None:
     """The trainer works on, and what it has done is told, by the process that was there or by the one that comes."""
     rounds, trainers, joins = run.rounds(), run.trainers(), run.joins()
-    killed = run.process("berlin", role)
-    order = run.kill_at_work("berlin", role)
+    killed = run.process(who, role)
+    order = run.kill_at_work(who, role)
     wait_for(lambda: order not in run.in_work("berlin"), "the order has no answer")
     wait_for(lambda: run.rounds() >= rounds + 3, "the run does not go on")
-    wait_for(lambda: run.process("berlin", role) not in {None, killed}, "its supervisor did not start it again")
+    wait_for(lambda: run.process(who, role) not in {None, killed}, "its supervisor did not start it again")
     run.none_was_lost()
     assert run.trainers() == trainers, "of which nobody hears"
     assert run.joins() == joins, "nobody had to be let in again"
-
-
-@pytest.mark.full
-def test_a_superlink_that_is_killed_interrupts_no_order(run: Deployment) -> None:
-    rounds, trainers, killed = run.rounds(), run.trainers(), run.process("server", "superlink")
-    order = run.kill_at_work("server", "superlink")
-    wait_for(lambda: order not in run.in_work("berlin"), "the order has no answer")
-    wait_for(lambda: run.rounds() >= rounds + 3, "the run does not go on")
-    wait_for(lambda: run.process("server", "superlink") not in {None, killed}, "it was not started again")
-    run.none_was_lost()
-    assert run.trainers() == trainers
     assert phase(run.out) is Phase.AT_WORK

@@ -22,7 +22,8 @@ from fedsync.ops.local import run_local
 from fedsync.silo.protocol import Completed, Identity
 from fedsync.silo.session.order_results import LastOrders
 from fedsync.silo.session.session import SiloSession
-from tests.flower.test_overlap import accounted, ages
+from tests.e2e.deployed import TRAINER, children
+from tests.flower.test_overlap import accounted
 
 SETTINGS = [
     "task={kind: mlp, data: {kind: digits28}, hidden: [200]}",
@@ -61,19 +62,12 @@ class Killer:
         number = len(ledger.rounds) + 1
         if number in KILLED_IN and number not in self.kills and arrived[-1:] == [f"a/{number + self.ahead}"]:
             self.kills.append(number)
-            trainers = [each for each in psutil.Process().children(recursive=True) if trains(each)]
+            trainers = children(TRAINER)
             folders = [Path(each.cmdline()[-1]) for each in trainers]
             for each in trainers:
                 each.kill()
             psutil.wait_procs(trainers)
             self.done |= {last.order.update_id for folder in folders for last in LastOrders(folder).kept}
-
-
-def trains(process: psutil.Process) -> bool:
-    try:
-        return "fedsync.silo.session.resident_trainer" in process.cmdline()
-    except psutil.Error:
-        return False
 
 
 def events(out: Path, kind: type[E]) -> list[E]:
@@ -143,14 +137,3 @@ def test_two_orders_at_a_trainer_that_is_killed_are_accounted_for(tmp_path: Path
     failed = [event.update_id for event in events(tmp_path, WorkFailed)]
     assert len(failed) >= len(KILLED_IN) and not set(failed) & killer.done, failed
     same_model(OVERLAP, tmp_path, killer)
-
-
-@pytest.mark.full
-def test_orders_are_queued_on_real_processes(tmp_path: Path) -> None:
-    """Each round's update is a version old, none is lost, and the run replays."""
-    run_local(OVERLAP, SILOS, tmp_path)
-    fates, commits = accounted(tmp_path)
-    assert all(len(fate) == 1 for fate in fates.values()) and not events(tmp_path, WorkFailed), fates
-    assert [set(commit.weights) for commit in commits] == [{f"a/{number}", f"b/{number}"} for number in range(1, 7)]
-    assert ages(tmp_path) == [{0}] + [{1}] * 5
-    same_model(OVERLAP, tmp_path, Killer(tmp_path))

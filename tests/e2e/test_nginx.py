@@ -24,8 +24,6 @@ CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 
 @dataclass(frozen=True)
 class Fronted:
-    """A server behind nginx, and the port of both."""
-
     folder: Path
     port: int
 

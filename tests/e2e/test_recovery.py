@@ -25,10 +25,9 @@ from fedsync.ops.local import run_local
 from fedsync.ops.runs import RUNS
 from fedsync.server.run_folder import RUN_LOCK
 from fedsync.silo.session.trainer_client import stop_trainers
-from tests.e2e.deployed import SMALL
+from tests.e2e.deployed import SMALL, TRAINER
 
 ROUNDS = 5
-TRAINER = "fedsync.silo.session.resident_trainer"
 # 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one. The other silo
 # takes longer, so that a round has a moment at which one of the two is in.
 SILOS = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 1200.0}]

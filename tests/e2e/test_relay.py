@@ -64,8 +64,6 @@ def _files(folder: Path, regions: Mapping[str, str], alone: str, *, sealed: bool
 
 @dataclass
 class Federation:
-    """A run of silos behind relays, and its processes."""
-
     folder: Path
     out: Path
     everyone: list[str]

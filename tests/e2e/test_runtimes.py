@@ -12,12 +12,15 @@ from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_simulation import run_simulation
+from fedsync.observe.ledger import Ledger
+from fedsync.ops.local import run_local
 from fedsync.server.timeouts import Timeouts
 from tests.e2e.deployed import SMALL
 
 SPEEDS = {"clinic-a": 60_000.0, "clinic-b": 40_000.0, "clinic-c": 20_000.0}
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": speed} for name, speed in SPEEDS.items()]})
 SHORT = ["stop.rounds=2", "local.steps=4"]
+LARGE = "task={kind: mlp, data: {kind: digits28}, hidden: [200], partition: {kind: dirichlet, alpha: 0.5}}"
 UNEVEN = "task={kind: digits, partition: {kind: dirichlet, alpha: 0.5}}"
 
 CONTRACT = {
@@ -86,13 +89,18 @@ def test_silos_that_the_simulation_engine_starts_have_ten_minutes(
 
 
 @pytest.mark.full
-def test_fedavg_ends_with_the_same_bits_on_real_processes(tmp_path: Path) -> None:
-    config, two = (
-        StrategyConfig.load("fedavg", [*SHORT, UNEVEN, "stop.rounds=1"]),
-        ClusterConfig(silos=CLUSTER.silos[:2]),
-    )
-    summary = runner(Runtime.LOCAL)(config, two, tmp_path / "real")
-    assert summary["rounds"] == 1
+def test_fedavg_of_a_large_model_ends_with_the_same_bits_on_real_processes(tmp_path: Path) -> None:
+    """The model goes over the hub as a file."""
+    out, parcels = tmp_path / "real", set[str]()
+
+    class Watch:
+        def follow(self, ledger: Ledger) -> None:
+            parcels.update(path.name for path in (out / "state").glob("*/*.parcel"))
+
+    config = StrategyConfig.load("fedavg", [*SHORT, LARGE, "local.threads=1"])
+    two = ClusterConfig(silos=CLUSTER.silos[:2])
+    summary = run_local(config, two, out, listeners=[Watch()])
+    assert summary["rounds"] == 2 and len(parcels) >= 2, "each version is a file at the silos"
     runner(Runtime.VIRTUAL)(config, two, tmp_path / "virtual")
     real, virtual = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("real", "virtual"))
     assert all(torch.equal(real[name], tensor) for name, tensor in virtual.items())

@@ -1,13 +1,19 @@
-"""A real server with TLS and node authentication: who has no right there gets nothing, and a silo that has works."""
+"""A real server with TLS and node authentication: who has no right there gets nothing, and a silo that has works.
 
+What a silo's task raises stays with the silo's owner: the server has not a byte of it, which is looked at in the end.
+"""
+
+import base64
 import json
 import os
+import re
 import signal
 import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -21,28 +27,60 @@ from fedsync import replay
 from fedsync.common.errors import ConfigError
 from fedsync.common.fork_server import fork, start_fork_server
 from fedsync.common.locks import held
-from fedsync.common.processes import INTERPRETER, end_processes, free_ports
+from fedsync.common.processes import INTERPRETER, end_processes
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.flower.launch import entry_point
 from fedsync.flower.process_environment import QUIET, flower_environment
 from fedsync.flower.registration import NODES_FILE, Registered, flwr_command
-from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
+from fedsync.identity.certificates import Authority, ServerCertificate, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.programs import CONNECTION
 from fedsync.ops.runs import resume_run, stop_run, submit_run
 from fedsync.ops.start import register_silos, revoke_silo
-from fedsync.server.run_folder import RUN_LOCK, Phase, phase
-from tests.e2e.deployed import SMALL, fedsync, wait_for
+from fedsync.server.run_folder import RUN_LOCK, Phase, phase, read_error
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import LOG, STATE_FOLDER, Refusal
+from tests.e2e.deployed import SMALL, fedsync, wait_for, write_files
 
 pytestmark = pytest.mark.slow  # its tests follow one another in one federation
 
 
+MARKER = "Patient-4711-positive"
+TASK = """\
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedsync import SiloData, Task
+
+
+class Leaks(Task):
+    def model(self):
+        return nn.Linear(2, 2)
+
+    def data(self, slot):
+        samples = TensorDataset(torch.ones(8, 2), torch.zeros(8, dtype=torch.long))
+        return SiloData(samples, samples)
+
+    def loss(self, model, batch):
+        raise ValueError("cannot read " + Path(__file__).with_name("patients.csv").read_text())
+"""
+
+
+def holds_marker(file: Path) -> bool:
+    content = file.read_bytes()
+    words = [MARKER.encode(), MARKER.encode("utf-16-le"), MARKER.encode().hex().encode()]
+    # As part of something longer it may begin at any of three places of a group.
+    words += [base64.b64encode(b"?" * shift + MARKER.encode())[4:-4] for shift in range(3)]
+    return any(word in content for word in words)
+
+
 @dataclass(frozen=True)
 class Federation:
-    """A server that runs, and the one silo that it knows."""
-
     folder: Path
     port: int
     process: subprocess.Popen[bytes]
@@ -51,6 +89,10 @@ class Federation:
     @property
     def authority(self) -> Path:
         return self.folder / "certs" / "ca.crt"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "nodes" / "berlin.node"
 
     @property
     def log(self) -> str:
@@ -72,15 +114,12 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("fl")
-    certificates = folder / "certs"
-    make_server_certificate(make_authority(certificates), ["localhost"], certificates)
-    make_node_key("berlin", folder / "berlin")
+    (folder / "data").mkdir()
+    (folder / "data" / "task.py").write_text(TASK)
+    (folder / "data" / "patients.csv").write_text(MARKER)
+    write_files(folder, ["berlin"], own=lambda _: "data: [data], code_files: [data/task.py],")
+    port = ServerStartConfig.load(folder / "server.yaml").port
     make_node_key("rome", folder / "rome")
-    (port,) = free_ports(1)
-    (folder / "server.yaml").write_text(
-        f"{{host: 127.0.0.1, port: {port}, certificates: certs, state: server, "
-        "silos: {berlin: berlin/berlin.node.pub}}\n"
-    )
     process = fedsync("server", "start", "--server", "server.yaml", cwd=folder)
     # SuperNodes of strangers, of which each would take seconds to import Flower.
     environment = {**os.environ, **QUIET}
@@ -95,6 +134,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         code = process.wait(timeout=60)
     assert code == 0
     assert not psutil.wait_procs(family, timeout=10)[1], "the server leaves no process"
+    files = [file for place in ("server", "out", "leaks") for file in (folder / place).rglob("*") if file.is_file()]
+    assert {"superlink.db", "superlink.log"} <= {file.name for file in files}
+    assert [str(file) for file in (*files, folder / "server.out") if holds_marker(file)] == []
 
 
 def supernode(federation: Federation, port: int, *options: str | Path) -> tuple[int, str]:
@@ -132,8 +174,7 @@ def test_a_server_whose_certificate_has_expired_hears_nothing_from_a_silo(
     files = make_server_certificate(Authority.at(federation.folder / "certs"), ["localhost"], tmp_path, 5, old)
     heard: list[str] = []
     with _listening(files, heard) as port:
-        key = federation.folder / "berlin" / "berlin.node"
-        options = ["--root-certificates", federation.authority, "--auth-supernode-private-key", key]
+        options = ["--root-certificates", federation.authority, "--auth-supernode-private-key", federation.key]
         code, output = supernode(federation, port, *options)
     assert code == 1 and "certificate has expired" in output
     assert heard == []
@@ -148,21 +189,18 @@ def test_without_tls_the_server_says_nothing(federation: Federation) -> None:
 def test_the_silo_that_is_registered_works_for_a_run_that_is_stopped_and_whose_server_is_killed(
     federation: Federation,
 ) -> None:
-    (federation.folder / "silo.yaml").write_text(
-        f"{{name: berlin, server: 'localhost:{federation.port}', authority: certs/ca.crt, "
-        "node_key: berlin/berlin.node, state: b}\n"
-    )
-    process = fedsync("silo", "start", "--silo", "silo.yaml", cwd=federation.folder)
+    process = fedsync("silo", "start", "--silo", "berlin.yaml", cwd=federation.folder)
     try:
         wait_for(lambda: federation.nodes() == {"berlin": "online"}, "the silo did not join")
-        health = json.loads((federation.folder / "b" / "health.json").read_text())
+        health = json.loads((federation.folder / "berlin" / "health.json").read_text())
         assert (health["silo"], health["state"], health["restarts"]) == ("berlin", "running", 0)
         _run_that_is_stopped_and_whose_server_is_killed(federation)
-        logs = federation.folder / "b" / "logs"
+        logs = federation.folder / "berlin" / "logs"
         joins = (logs / "supernode.log").read_text().count("Receiving: query message")
         assert joins == 2, "one for each time that the run began; a server that was killed finds its silos again"
+        _task_that_raises_what_it_read(federation)
         assert "the run is over" in (logs / "agent.log").read_text()
-        assert not (federation.folder / "b" / "apps").exists(), "what a run brings along comes into its room only"
+        assert not (federation.folder / "berlin" / "apps").exists(), "what a run brings along comes into its room only"
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
@@ -199,6 +237,18 @@ def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, roun
     assert (federation.folder / "server.out").read_bytes().count(b"resumed at version") == 1, "by the keeper"
 
 
+def _task_that_raises_what_it_read(federation: Federation) -> None:
+    folder = federation.folder
+    quick = [f"task={{kind: custom, file: {folder / 'data' / 'task.py'}}}", "local.steps=1", "min_silos=1"]
+    config = ServerStartConfig.load(folder / "server.yaml")
+    out = submit_run(config, StrategyConfig.load("fedavg", quick), folder / "leaks")
+    wait_for(lambda: phase(out) is Phase.OVER, "the run did not fail")
+    assert "berlin answers CODE" in (out / "journal.jsonl").read_text() and "CODE" in str(read_error(out))
+    note = last_refusals(folder / "berlin" / STATE_FOLDER)[-1]
+    assert note.code is Refusal.CODE and MARKER in note.reason
+    assert any(map(holds_marker, (folder / "berlin" / STATE_FOLDER).glob(f"*/{LOG}"))), "with its stack"
+
+
 def test_the_server_says_of_whom_and_what_it_takes_care(federation: Federation) -> None:
     """After the test with a run, and before those that change who is registered."""
 
@@ -217,14 +267,13 @@ def test_a_silo_whose_key_was_revoked_is_a_stranger(federation: Federation) -> N
     config = ServerStartConfig.load(file)
     with pytest.raises(ConfigError, match="Remove it from the file"):
         revoke_silo(config, "berlin")
-    without.write_text(file.read_text().replace("{berlin: berlin/berlin.node.pub}", "{}"))
+    without.write_text(re.sub(r"\{berlin: .*?\}", "{}", file.read_text()))
     config = ServerStartConfig.load(without)
     with pytest.raises(ConfigError, match=r"under 'berlim'\. Check the name; registered were: berlin$"):
         revoke_silo(config, "berlim")
     for _ in range(2):  # a repeated command changes nothing
         revoke_silo(config, "berlin")
-    key = federation.folder / "berlin" / "berlin.node"
-    trust = ["--root-certificates", federation.authority, "--auth-supernode-private-key", key]
+    trust = ["--root-certificates", federation.authority, "--auth-supernode-private-key", federation.key]
     code, output = supernode(federation, federation.port, *trust)
     assert code == 1 and "could not establish a connection to the SuperLink" in output
     again = register_silos(ServerStartConfig.load(file)).problems["berlin"]
@@ -238,7 +287,7 @@ def test_a_key_that_was_replaced_is_a_stranger_s(federation: Federation) -> None
     for key in keys:
         file = federation.folder / f"{key.private.parent.name}.yaml"
         text = (federation.folder / "server.yaml").read_text()
-        file.write_text(text.replace("berlin: berlin/berlin.node.pub", f"paris: {key.public}"))
+        file.write_text(re.sub(r"\{berlin: .*?\}", f"{{paris: {key.public}}}", text))
         found.append(register_silos(ServerStartConfig.load(file)))
     assert found == [Registered(), Registered(retired={"paris": 1})]
     trust = ["--root-certificates", federation.authority, "--auth-supernode-private-key", keys[0].private]
@@ -247,29 +296,27 @@ def test_a_key_that_was_replaced_is_a_stranger_s(federation: Federation) -> None
     assert federation.nodes()["paris"] == "registered", "the fresh one"
 
 
-class _listening:
-    """A server with these certificates that notes the requests that it gets."""
+@contextmanager
+def _listening(files: ServerCertificate, heard: list[str]) -> Iterator[int]:
+    """A server with these certificates that notes the requests that it gets; yields its port."""
 
-    def __init__(self, files: ServerCertificate, heard: list[str]) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                heard.append(self.path)
-                self.send_error(500)
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.path)
+            self.send_error(500)
 
-            def log_message(self, *arguments: object) -> None: ...
+        def log_message(self, *arguments: object) -> None: ...
 
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self._server.handle_error = lambda *arguments: None  # type: ignore[method-assign]  # handshakes that end early
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(files.certificate, files.key)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    def __enter__(self) -> int:
-        self._thread.start()
-        return int(self._server.server_address[1])
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda *arguments: None  # type: ignore[method-assign]  # handshakes that end early
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

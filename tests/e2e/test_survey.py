@@ -1,12 +1,10 @@
 """A survey on real processes, under masks, while a trainer is killed in the middle of it."""
 
 import json
-import signal
 import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fedsync.config.cluster import ClusterConfig
@@ -15,6 +13,7 @@ from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.ledger import Ledger
 from fedsync.ops.local import run_local
 from fedsync.simulation.run import run_virtual
+from tests.e2e.deployed import TRAINER, children
 
 HEART = Path(__file__).parents[2] / "examples" / "heart"
 SILOS = ClusterConfig.model_validate(
@@ -32,13 +31,8 @@ def kill_a_trainer(out: Path, killed: list[int]) -> None:
         if journal.exists() and journal.read_text().count('"Dispatch"') >= len(SILOS.silos):
             time.sleep(1.0)
             assert '"UpdateArrived"' not in journal.read_text()
-            children = psutil.Process().children(recursive=True)
-            victim = next(
-                process
-                for process in children
-                if "fedsync.silo.session.resident_trainer" in " ".join(process.cmdline())
-            )
-            victim.send_signal(signal.SIGKILL)
+            victim = children(TRAINER)[0]
+            victim.kill()
             killed.append(victim.pid)
             return
         time.sleep(0.05)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Evaluate, KeepBest, Stop
+from fedsync.core.actions import Commit, Discard, Evaluate, KeepBest
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, OperatorAsked, SiloLost
 from fedsync.core.journal import JournalEntry
@@ -115,13 +115,6 @@ def test_the_test_split_is_evaluated_once_all_is_decided(last: float, questions:
         entry = coordinator.handle(told(question, last if question.split is Split.VALIDATION else 1.0), 2.0)
     assert asked == [(1, "validation", "last"), *questions]
     assert coordinator._state.best.value == max(0.5, last)
-
-
-def test_without_a_validation_split_there_is_nothing_more_to_ask() -> None:
-    coordinator, entry = ended(0.5, "a", "b")
-    assert of_type(entry, Evaluate) == [Evaluate(1, ("a", "b"))]
-    entry = coordinator.handle(told(of_type(entry, Evaluate)[0], 0.4), 2.0)
-    assert entry.actions == (Stop("1 rounds done"),)
 
 
 def test_an_answer_to_another_question_does_not_count() -> None:

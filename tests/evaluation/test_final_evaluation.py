@@ -46,12 +46,6 @@ def test_the_last_version_is_scored_by_one_that_changes_nothing() -> None:
     assert coordinator._state.commits == 1, "rounds of training"
 
 
-def test_where_each_silo_tells_its_own_nothing_is_trained_for_it() -> None:
-    coordinator, first = begin("a", "b", stop=ONE_ROUND)
-    entry = coordinator.handle([answer(name, order) for name, order in first.items()], 1.0)
-    assert of_type(entry, Evaluate) and not of_type(entry, Dispatch)
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -125,7 +119,9 @@ def test_a_target_ends_the_run_with_the_commit_that_follows() -> None:
     assert all(order.scores_only and order.base_version == 2 for order in orders(entry).values())
 
 
-def test_a_time_limit_does_not_wait() -> None:
-    coordinator, _ = begin("a", "b", stop=StopRules(seconds=5.0), tally=9)
-    entry = coordinator.handle([TimerFired(5.0)], 5.0)
+@pytest.mark.parametrize("sealed", [True, False])
+def test_where_nothing_is_sealed_or_time_is_up_nothing_is_trained_to_score_it(sealed: bool) -> None:
+    coordinator, first = begin("a", "b", stop=StopRules(rounds=1, seconds=5.0), tally=9 if sealed else 0)
+    happened = [TimerFired(5.0)] if sealed else [answer(name, order) for name, order in first.items()]
+    entry = coordinator.handle(happened, 5.0 if sealed else 1.0)
     assert of_type(entry, Evaluate) and not of_type(entry, Dispatch)

@@ -48,9 +48,10 @@ def trained(entries: list[JournalEntry], name: str = "a") -> list[WorkOrder]:
     return [orders(entry)[name] for entry in entries if name in orders(entry)]
 
 
-def test_alone_a_silo_does_the_work_that_it_did_in_the_run() -> None:
+def test_alone_a_silo_does_the_work_that_it_did_in_the_run_and_nothing_of_it_becomes_a_version() -> None:
     coordinator, entry = closed()
-    todo = trained(to_the_end(coordinator, entry))
+    version, entries = coordinator.version, to_the_end(coordinator, entry)
+    todo, best = trained(entries), coordinator._state.best.version
     local = [order for order in todo if order.subject is Subject.LOCAL]
     assert [(order.after, order.base_version) for order in local] == [(0, 0), (1, 0)]
     assert {(order.max_steps, order.batch_size, order.learning_rate) for order in todo if order in local} == {
@@ -58,9 +59,14 @@ def test_alone_a_silo_does_the_work_that_it_did_in_the_run() -> None:
     }
     assert sum(order.planned_samples for order in local) == 2 * WORK.steps * WORK.batch_size
     (tuned,) = [order for order in todo if order.subject is Subject.TUNED]
-    assert (tuned.max_steps, tuned.base_version, tuned.after) == (6, coordinator._state.best.version, 0)
+    assert (tuned.max_steps, tuned.base_version, tuned.after) == (6, best, 0)
     assert not any(order.evaluate for order in todo)
     assert len({order.update_id for order in todo}) == 3 and len({order.seed for order in todo}) == 3
+    assert coordinator.version == version and not of_type(entries[-1], Stop)[0].failed
+    assert not any(of_type(entry, Commit) or of_type(entry, Discard) for entry in entries)
+    # Questions about own models come last, and of those who have one.
+    asked = [(each.subject, each.split, each.version) for entry in entries for each in of_type(entry, Evaluate)]
+    assert asked == [(Subject.LOCAL, Split.TEST, 0), (Subject.TUNED, Split.TEST, best)]
 
 
 def test_a_silo_that_did_more_trains_longer() -> None:
@@ -75,28 +81,6 @@ def test_a_silo_that_did_more_trains_longer() -> None:
     assert of_type(entry, Discard)[0].update_id == "b/1"
     entries = to_the_end(coordinator, entry)
     assert [len(trained(entries, name)) for name in "ab"] == [3, 1]
-
-
-def test_the_run_may_say_how_long() -> None:
-    coordinator, entry = closed(cross_site=CrossSite(local=True, rounds=5))
-    assert len(trained(to_the_end(coordinator, entry))) == 5
-
-
-def test_questions_about_own_models_come_last_and_of_those_who_have_one() -> None:
-    coordinator, entry = closed()
-    asked = [each for entry in to_the_end(coordinator, entry) for each in of_type(entry, Evaluate)]
-    assert [(each.subject, each.split, each.version) for each in asked] == [
-        (Subject.LOCAL, Split.TEST, 0),
-        (Subject.TUNED, Split.TEST, coordinator._state.best.version),
-    ]
-
-
-def test_nothing_of_it_becomes_a_version() -> None:
-    coordinator, entry = closed()
-    version, entries = coordinator.version, to_the_end(coordinator, entry)
-    assert coordinator.version == version
-    assert not any(of_type(entry, Commit) or of_type(entry, Discard) for entry in entries)
-    assert not of_type(entries[-1], Stop)[0].failed
 
 
 def test_the_models_of_the_run_are_tested_though_nobody_validates() -> None:
@@ -138,27 +122,22 @@ def test_an_order_that_fails_is_given_three_times(event: Event | None) -> None:
     assert not of_type(last, Stop)[0].failed
 
 
-def test_one_that_works_again_in_time_goes_on() -> None:
+def test_one_that_failed_or_was_lost_goes_on_where_it_was_if_it_returns_in_time() -> None:
     coordinator, entry = closed(cross_site=CrossSite(local=True))
-    first = orders(entry)["b"]
-    again = coordinator.handle([WorkFailed(2.0, "b", first.update_id, "out of memory")], 2.0)
+    again = coordinator.handle([WorkFailed(2.0, "b", orders(entry)["b"].update_id, "out of memory")], 2.0)
     second = coordinator.handle([answer("b", orders(again)["b"])], 2.0)
-    assert (orders(again)["b"].after, orders(second)["b"].after) == (0, 1)
+    coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0)
+    back = coordinator.handle(joined("b", at_s=3.0), 3.0)
+    assert [orders(each)["b"].after for each in (again, second, back)] == [0, 1, 1]
 
 
 def test_a_lost_silo_is_not_waited_for() -> None:
-    coordinator, entry = closed(cross_site=CrossSite(local=True))
-    last = coordinator.handle([SiloLost(2.0, "b", "gone"), answer("a", orders(entry)["a"])], 2.0)
-    last = coordinator.handle([answer("a", orders(last)["a"])], 2.0)
+    coordinator, entry = closed(cross_site=CrossSite(local=True, rounds=5))
+    last = coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0)
+    for after in range(5):
+        assert not of_type(last, Evaluate) and orders(entry)["a"].after == after, "five orders, as the run says"
+        last = entry = coordinator.handle([answer("a", orders(entry)["a"])], 2.0)
     assert of_type(last, Evaluate)[0].silos == ("a",)
-
-
-def test_a_lost_silo_goes_on_where_it_was_if_it_returns_in_time() -> None:
-    coordinator, entry = closed(cross_site=CrossSite(local=True))
-    second = coordinator.handle([answer("b", orders(entry)["b"])], 2.0)
-    coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0)
-    back = coordinator.handle(joined("b", at_s=3.0), 3.0)
-    assert orders(second)["b"].after == 1 and orders(back)["b"].after == 1
 
 
 def test_where_all_are_lost_the_run_ends() -> None:

@@ -15,6 +15,14 @@ def settle(scores: Scores) -> list[Score]:
     return [settled.score for settled in scores.settle()]
 
 
+def settled(scores: Scores, version: int, **found: Evaluation | None) -> list[Score]:
+    """What is settled once these silos, and no others, have evaluated a version."""
+    scores.begin(version, len(found))
+    for silo, evaluation in found.items():
+        scores.end(version, silo, evaluation)
+    return settle(scores)
+
+
 def test_a_version_is_settled_once_nobody_is_at_it() -> None:
     scores = Scores()
     scores.begin(1)
@@ -28,52 +36,35 @@ def test_a_version_is_settled_once_nobody_is_at_it() -> None:
 
 def test_the_loss_is_of_those_who_told_one() -> None:
     scores = Scores()
-    for version, losses in ((1, (None, 30.0)), (2, (None, None)), (3, (20.0, None))):
-        scores.begin(version, 2)
-        for silo, loss in zip("ab", losses, strict=True):
-            scores.end(version, silo, Evaluation(loss, 5.0, 10))
-        (score,) = settle(scores)
-        assert (score.accuracy, score.loss) == (0.5, {1: 3.0, 2: None, 3: 2.0}[version])
+    for version, (one, other, pooled) in enumerate(((None, 30.0, 3.0), (None, None, None), (20.0, None, 2.0))):
+        found = settled(scores, version, a=Evaluation(one, 5.0, 10), b=Evaluation(other, 5.0, 10))
+        assert found == [Score(version, 0.5, pooled)]
 
 
 def test_the_score_is_of_those_who_told_one_and_without_any_the_loss_stands_in() -> None:
     scores = Scores()
-    told = ((None, 30.0), (None, None), (None, None), (6.0, 5.0))
-    bests = []
-    for version, corrects in enumerate(told, 1):
-        scores.begin(version, 2)
-        for silo, correct in zip("ab", corrects, strict=True):
-            scores.end(version, silo, Evaluation(10.0 * version, correct, 10))
-        (score,) = settle(scores)
-        assert (score.accuracy, score.loss) == ({1: 3.0, 2: None, 3: None, 4: 0.55}[version], version)
-        assert ("accuracy" in score.numbers) == (score.accuracy is not None)
-        bests.append((scores.best, scores.since_best))
-    assert bests == [(3.0, 0), (3.0, 1), (3.0, 2), (3.0, 3)]
+    told = ((None, 30.0, 3.0), (None, None, None), (None, None, None), (6.0, 5.0, 0.55))
+    for version, (one, other, pooled) in enumerate(told):
+        (score,) = settled(scores, version, a=Evaluation(10.0, one, 10), b=Evaluation(10.0, other, 10))
+        assert (score.accuracy, score.loss) == (pooled, 1.0)
+        assert ("accuracy" in score.numbers) == (pooled is not None)
+        assert (scores.best, scores.since_best) == (3.0, version)
     only_losses = Scores()
-    for version, loss in ((1, 9.0), (2, 5.0), (3, 7.0)):
-        only_losses.begin(version)
-        only_losses.end(version, "a", Evaluation(loss, None, 10))
-        settle(only_losses)
+    for version, loss in enumerate((9.0, 5.0, 7.0)):
+        settled(only_losses, version, a=Evaluation(loss, None, 10))
     assert (only_losses.best, only_losses.since_best) == (-0.5, 1), "less of it is better"
 
 
 def test_given_up_evaluations_count_for_nothing() -> None:
     scores = Scores()
-    scores.begin(0)
-    scores.begin(1)
-    scores.begin(1)
-    scores.end(0, "a", None)
-    scores.end(1, "a", None)
-    scores.end(1, "b", Evaluation(1.0, 1.0, 2))
-    assert settle(scores) == [Score(1, 0.5, 0.5)]
+    assert settled(scores, 0, a=None) == []
+    assert settled(scores, 1, a=None, b=Evaluation(1.0, 1.0, 2)) == [Score(1, 0.5, 0.5)]
     assert (scores.best, scores.settled) == (0.5, 1)
 
 
 def test_a_version_without_test_samples_has_no_score() -> None:
     scores = Scores()
-    scores.begin(3)
-    scores.end(3, "a", Evaluation(0.0, 0.0, 0))
-    assert settle(scores) == []
+    assert settled(scores, 3, a=Evaluation(0.0, 0.0, 0)) == []
     assert (scores.best, scores.since_best, scores.settled) == (-inf, 0, -1)
 
 
@@ -88,9 +79,7 @@ def test_a_version_without_test_samples_has_no_score() -> None:
 def test_the_best_and_how_long_ago_it_was(seen: list[float], expected: list[tuple[float, int]]) -> None:
     scores, history = Scores(), []
     for version, score in enumerate(seen):
-        scores.begin(version)
-        scores.end(version, "a", Evaluation(0.0, 10 * score, 10))
-        settle(scores)
+        settled(scores, version, a=Evaluation(0.0, 10 * score, 10))
         history.append((scores.best, scores.since_best))
     assert history == expected
 
@@ -114,17 +103,10 @@ def found(correct: float, samples: int = 10) -> Evaluation:
 def test_where_silos_go_on_by_themselves_a_score_pools_the_newest_of_every_silo() -> None:
     """a finds 9 of 10 at version 1, alone; b found 1 of 30 at version 0: 10 of 40, not 0.9."""
     scores = Scores()
-    for silo, evaluation in (("a", found(0)), ("b", found(1, 30))):
-        scores.begin(0)
-        scores.end(0, silo, evaluation)
-    assert [score.accuracy for score in settle(scores)] == [1 / 40]
-    scores.begin(1)
-    scores.end(1, "a", found(9))
-    assert settle(scores) == [Score(1, 10 / 40, 2.0)]
+    assert settled(scores, 0, a=found(0), b=found(1, 30)) == [Score(0, 1 / 40, 2.0)]
+    assert settled(scores, 1, a=found(9)) == [Score(1, 10 / 40, 2.0)]
     assert not scores.covers(1, "ab")
-    scores.begin(1)
-    scores.end(1, "b", found(6, 30))
-    assert [score.accuracy for score in settle(scores)] == [15 / 40]
+    assert settled(scores, 1, b=found(6, 30)) == [Score(1, 15 / 40, 2.0)]
     assert scores.covers(1, "ab")
     assert not scores.covers(2, "ab")
 
@@ -147,9 +129,7 @@ def test_a_silo_that_is_gone_counts_for_what_it_evaluated_only() -> None:
     scores.forget("b")
     scores.forget("b")
     assert settle(scores) == [Score(0, 0.5, 2.0)]
-    scores.begin(1)
-    scores.end(1, "a", found(9))
-    assert settle(scores) == [Score(1, 0.9, 2.0)]
+    assert settled(scores, 1, a=found(9)) == [Score(1, 0.9, 2.0)]
 
 
 numbers = st.floats(-1e39, 1e39)
@@ -165,21 +145,16 @@ def test_a_rolling_score_is_the_pool_of_the_newest_evaluations_exactly(
 ) -> None:
     """Silos evaluate one version after the other, each alone, or are lost; two others stay as they are."""
     scores, newest = Scores(), {"x": Evaluation(0.1, 0.2, 3), "y": Evaluation(-7.3, 1e-9, 5)}
-    scores.begin(0, 2)
-    for name, evaluation in newest.items():
-        scores.end(0, name, evaluation)
-    settle(scores)
+    settled(scores, 0, **newest)
     for version, (name, found_now) in enumerate(happens, start=1):
         if found_now is None:
             newest.pop(name, None)
             scores.forget(name)
             continue
         newest[name] = found_now
-        scores.begin(version)
-        scores.end(version, name, found_now)
         samples = sum(each.samples for each in newest.values())
         correct, loss = (fsum(getattr(each, part) for each in newest.values()) for part in ("correct", "loss"))
-        assert settle(scores) == [Score(version, correct / samples, loss / samples)]
+        assert settled(scores, version, **{name: found_now}) == [Score(version, correct / samples, loss / samples)]
 
 
 def test_a_silo_that_starts_from_the_same_version_twice_counts_once() -> None:
@@ -196,10 +171,7 @@ def test_at_the_end_all_begin_anew() -> None:
         scores.begin(version)
     scores.end(0, "a", found(5))
     scores.restart(1)
-    for silo in "ab":
-        scores.begin(1)
-        scores.end(1, silo, found(7))
-    assert settle(scores) == [Score(1, 0.7, 2.0)]
+    assert settled(scores, 1, a=found(7), b=found(7)) == [Score(1, 0.7, 2.0)]
 
 
 def test_a_pass_ends_when_the_slowest_has_gone_through_its_data() -> None:
@@ -265,38 +237,31 @@ EVALUATED = Scores(best=0.8, since_best=3)
 
 
 @pytest.mark.parametrize(
-    ("rules", "version", "now_s", "reason"),
+    ("rules", "scores", "version", "now_s", "reason"),
     [
-        (StopRules(), 10**6, 1e9, None),
-        (StopRules(rounds=5), 4, 0.0, None),
-        (StopRules(rounds=5), 5, 0.0, "5 rounds done"),
-        (StopRules(seconds=5.0), 0, 4.999, None),
-        (StopRules(seconds=5.0), 0, 5.0, "5 s are over"),
-        (StopRules(target_accuracy=0.81), 0, 0.0, None),
-        (StopRules(target_accuracy=0.8), 0, 0.0, "target accuracy 0.8 reached: 0.8000"),
-        (StopRules(patience=4), 0, 0.0, None),
-        (StopRules(patience=3), 0, 0.0, "no better accuracy in 3 evaluated versions"),
-        (StopRules(rounds=1, target_accuracy=0.5), 1, 0.0, "target accuracy 0.5 reached: 0.8000"),  # the good news
+        (StopRules(), EVALUATED, 10**6, 1e9, None),
+        (StopRules(rounds=5), EVALUATED, 4, 0.0, None),
+        (StopRules(rounds=5), EVALUATED, 5, 0.0, "5 rounds done"),
+        (StopRules(seconds=5.0), EVALUATED, 0, 4.999, None),
+        (StopRules(seconds=5.0), EVALUATED, 0, 5.0, "5 s are over"),
+        (StopRules(target_accuracy=0.81), EVALUATED, 0, 0.0, None),
+        (StopRules(target_accuracy=0.8), EVALUATED, 0, 0.0, "target accuracy 0.8 reached: 0.8000"),
+        # Of two reasons the good news.
+        (StopRules(rounds=1, target_accuracy=0.5), EVALUATED, 1, 0.0, "target accuracy 0.5 reached: 0.8000"),
+        # No target is reached by what nobody has evaluated, and one may be below zero.
+        *((StopRules(target_accuracy=target), Scores(), 9, 9.0, None) for target in (0.01, 0.0, -1.0, -1e300)),
+        (StopRules(target_accuracy=-2.5), Scores(best=-2.51), 9, 9.0, None),
+        (StopRules(target_accuracy=-2.5), Scores(best=-2.5), 9, 9.0, "target accuracy -2.5 reached: -2.5000"),
+        (StopRules(target_accuracy=-2.5), Scores(best=0.0), 9, 9.0, "target accuracy -2.5 reached: 0.0000"),
+        (StopRules(patience=4), EVALUATED, 0, 0.0, None),
+        (StopRules(patience=3), EVALUATED, 0, 0.0, "no better accuracy in 3 evaluated versions"),
+        # Patience waits for the first score, however low.
+        (StopRules(patience=1), Scores(best=-1e9, since_best=0), 9, 9.0, None),
+        (StopRules(patience=1), Scores(best=-1e9, since_best=1), 9, 9.0, "no better accuracy in 1 evaluated versions"),
     ],
 )
-def test_stop_rules(rules: StopRules, version: int, now_s: float, reason: str | None) -> None:
-    assert rules.decide(version, now_s, EVALUATED, Passes()) == reason
-
-
-@pytest.mark.parametrize("target", [0.01, 0.0, -1.0, -1e300])
-def test_a_target_is_not_reached_by_what_nobody_has_evaluated(target: float) -> None:
-    assert StopRules(target_accuracy=target).decide(9, 9.0, Scores(), Passes()) is None
-
-
-@pytest.mark.parametrize(("best", "reached"), [(-2.51, False), (-2.5, True), (0.0, True)])
-def test_a_target_may_be_below_zero(best: float, reached: bool) -> None:
-    reason = StopRules(target_accuracy=-2.5).decide(9, 9.0, Scores(best=best), Passes())
-    assert reason == (f"target accuracy -2.5 reached: {best:.4f}" if reached else None)
-
-
-def test_patience_waits_for_the_first_score_however_low() -> None:
-    assert StopRules(patience=1).decide(9, 9.0, Scores(best=-1e9, since_best=0), Passes()) is None
-    assert StopRules(patience=1).decide(9, 9.0, Scores(best=-1e9, since_best=1), Passes()) is not None
+def test_stop_rules(rules: StopRules, scores: Scores, version: int, now_s: float, reason: str | None) -> None:
+    assert rules.decide(version, now_s, scores, Passes()) == reason
 
 
 @pytest.mark.parametrize(("change", "stops"), [(None, False), (0.011, False), (0.01, True), (0.0, True)])

@@ -7,6 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from fedsync.cli import main
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
 SCORES = {
@@ -44,6 +48,14 @@ def commands(example: Path) -> dict[str, list[str]]:
     """The README's commands, by the folder that each writes to."""
     lines = re.findall(r"^fedsync (run .*)$", (example / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     return {line.rpartition("runs/")[2]: shlex.split(line) for line in lines}
+
+
+def carry_out(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command of ``fedsync`` in this process, which ends well."""
+    monkeypatch.setattr("sys.argv", ["fedsync", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
 
 
 def check(example: Path, run: str) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.cli import main
-from tests.examples.reader import FOLDER, PUBLISHED, ROOT, SCORES, as_published, changes, check, commands
+from tests.examples.reader import FOLDER, PUBLISHED, ROOT, SCORES, as_published, carry_out, changes, check, commands
 
 QUICK = ("heart", "sklearn")
 EVERYWHERE = [pytest.param(name, marks=() if name in QUICK else pytest.mark.examples) for name in SCORES]
@@ -22,10 +21,7 @@ def test_in_virtual_time(name: str, run: str, example: Path, monkeypatch: pytest
         raise AssertionError(f"it wants to download something from {address}")
 
     monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.setattr("sys.argv", ["fedsync", *commands(example)[run]])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
+    carry_out(commands(example)[run], monkeypatch)
     check(example, run)
 
 

@@ -14,24 +14,16 @@ import pytest
 from statsmodels.duration.hazard_regression import PHReg
 from statsmodels.duration.survfunc import survdiff
 
-from fedsync.cli import main
-from tests.examples.reader import FOLDER, commands
-
-
-def carried_out(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["fedsync", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
+from tests.examples.reader import FOLDER, carry_out, commands
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["survival"])
 def test_the_analysis_is_near_that_of_the_pooled_table(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (example / "README.md").read_text(encoding="utf-8")
-    carried_out(commands(example)["analysis"], monkeypatch)
+    carry_out(commands(example)["analysis"], monkeypatch)
     (shown,) = re.findall(r"^fedsync (survival runs.*)$", readme, re.MULTILINE)
-    carried_out([*shlex.split(shown), "--out", "found.json"], monkeypatch)
+    carry_out([*shlex.split(shown), "--out", "found.json"], monkeypatch)
     found: dict[str, Any] = json.loads(Path("found.json").read_text())
 
     pooled = pd.concat([pd.read_csv(file) for file in sorted((example / "data").glob("*.csv"))])
@@ -51,7 +43,7 @@ def test_the_analysis_is_near_that_of_the_pooled_table(example: Path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["survival"])
 def test_the_model_puts_patients_in_order(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    carried_out(commands(example)["model"], monkeypatch)
+    carry_out(commands(example)["model"], monkeypatch)
     assert json.loads(Path("runs/model/summary.json").read_text())["accuracy"] > 0.57
 
 

@@ -1,8 +1,10 @@
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.generators.digits28 import Digits28Source
@@ -50,12 +52,9 @@ def test_digits_are_images_that_can_be_told_apart_but_are_not_trivial() -> None:
     assert np.bincount(train.targets).min() > 20
     assert len(np.unique(train.inputs.reshape(400, -1), axis=0)) == 400
     assert 0.5 < by_nearest_mean(train, test) < 0.95
-
-
-def test_more_digits_than_originals_are_new_variants() -> None:
     train, _ = Digits28Source(3000, 10).read()
     originals = 1797 - round(0.2 * 1797)
-    assert train.targets[0] == train.targets[originals]
+    assert train.targets[0] == train.targets[originals], "more digits than originals are new variants"
     assert not np.array_equal(train.inputs[0], train.inputs[originals])
 
 
@@ -90,19 +89,21 @@ def test_sparse_rows_follow_a_linear_truth() -> None:
     assert np.bincount(classes.targets).tolist() == [1000, 1000]
 
 
-def test_non_negative_ratings_are_of_non_negative_vectors() -> None:
-    """Products of three pairs of |N(0, 1)|, over sqrt 3: mean sqrt 3 (2 / pi), variance 1 - (2 / pi)^2."""
-    exact = RatingsSource(2000, items=200, rank=3, known=1.0, noise=0.0, non_negative=True).read()[0].dense().numpy()
-    noisy = RatingsSource(200, items=20, noise=3.0, non_negative=True).read()[0].dense().numpy()
-    assert exact.min() > 0
-    assert exact.mean() == pytest.approx(np.sqrt(3) * 2 / np.pi, rel=0.05)
-    assert np.linalg.matrix_rank(exact[:60], tol=1e-3) == 3
-    assert np.nanmin(noisy) == 0
+def ratings(users: int = 200, items: int = 20, **options: Any) -> NDArray[np.float32]:
+    return RatingsSource(users, items=items, **options).read()[0].dense().numpy()
 
 
 def test_ratings_have_the_rank_and_the_gaps_that_are_said() -> None:
-    full = RatingsSource(200, items=20, rank=3, known=1.0, noise=0.0).read()[0].dense().numpy()
-    gaps = RatingsSource(200, items=20, known=0.1).read()[0].dense().numpy()
-    assert np.linalg.matrix_rank(full, tol=1e-3) == 3
+    gaps = ratings(known=0.1)
+    assert np.linalg.matrix_rank(ratings(rank=3, known=1.0, noise=0.0), tol=1e-3) == 3
     assert (~np.isnan(gaps)).any(axis=1).all()
     assert np.isnan(gaps).mean() == pytest.approx(0.9, abs=0.06)
+
+
+def test_non_negative_ratings_are_of_non_negative_vectors() -> None:
+    """Products of three pairs of |N(0, 1)|, over sqrt 3: mean sqrt 3 (2 / pi), variance 1 - (2 / pi)^2."""
+    exact = ratings(2000, 200, rank=3, known=1.0, noise=0.0, non_negative=True)
+    assert exact.min() > 0
+    assert exact.mean() == pytest.approx(np.sqrt(3) * 2 / np.pi, rel=0.05)
+    assert np.linalg.matrix_rank(exact[:60], tol=1e-3) == 3
+    assert np.nanmin(ratings(noise=3.0, non_negative=True)) == 0

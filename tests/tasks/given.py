@@ -17,8 +17,6 @@ OPTIONS = LocalOptions(device="cpu", resources=False)
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """These samples and no others."""
-
     train: Samples
     test: Samples | None = None
     classes: int = 2

@@ -34,23 +34,11 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_task_is_made_with_its_options(tmp_path: Path) -> None:
+def test_a_task_is_made_with_its_options_and_pickles(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, GOOD), {"width": 5})
     assert isinstance(task, Task)
     assert task.model().in_features == 5
-
-
-def test_a_loaded_task_pickles(tmp_path: Path) -> None:
-    task = load_task(write(tmp_path, GOOD), {})
     assert pickle.loads(pickle.dumps(task)) == task
-
-
-def test_files_of_one_name_in_two_folders_do_not_mix(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    first = load_task(write(tmp_path, GOOD), {})
-    second = load_task(write(tmp_path / "other", GOOD), {})
-    assert type(first) is not type(second)
-    assert type(first).__module__ != type(second).__module__
 
 
 def test_an_imported_task_does_not_count(tmp_path: Path) -> None:
@@ -157,13 +145,6 @@ def write_with_neighbours(folder: Path, width: int) -> Path:
     (folder / "my_model.py").write_text(dedent(model), encoding="utf-8")
     (folder / "my_data.py").write_text(f"def load():\n    return {width}\n", encoding="utf-8")
     return write(folder, BESIDE)
-
-
-@pytest.mark.usefixtures("_modules_go")
-def test_modules_beside_the_file_are_found_at_once_and_later(tmp_path: Path) -> None:
-    task = load_task(write_with_neighbours(tmp_path / "a", 3), {})
-    assert task.model().out_features == 3
-    assert task.data(SLOT) == 30
 
 
 @pytest.mark.usefixtures("_modules_go")

@@ -40,21 +40,10 @@ def test_images_labels_and_stratification() -> None:
     assert labels.dtype == torch.int64
     # 20 % of the 174 to 183 samples of each digit.
     assert set(torch.bincount(labels).tolist()) <= {35, 36, 37}
-
-
-def test_pathological_silos_hold_two_digits_each() -> None:
+    again, other = (silos(DigitsTask(Iid()), seed)[0].test.tensors[0] for seed in (7, 8))
+    assert torch.equal(images, again) and not torch.equal(images, other), "the seed decides"
     held = [torch.unique(silo.train.tensors[1]).tolist() for silo in silos(DigitsTask(Pathological(2)))]
     assert held == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-
-
-def test_the_seed_decides_the_split() -> None:
-    first, again, other = (silos(DigitsTask(Iid()), seed)[0].test.tensors[0] for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_pixels_are_read_once_a_process() -> None:
-    assert digits._digits() is digits._digits()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.001, float("nan")])

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.csv_ import CsvTask
@@ -30,15 +29,6 @@ def test_training_lowers_the_loss_on_unseen_patients(index: int, model: str) -> 
     before, after = outcome.report.evaluation, trainer.evaluate(base + outcome.update)
     assert before is not None
     assert after.loss < before.loss
-
-
-def test_cleveland_is_predicted_better_than_by_its_majority() -> None:
-    trainer = hospital(0)
-    base = trainer.initial_model()
-    labels = trainer._task.data(trainer._slot).test.tensors[1]
-    majority = int(torch.bincount(labels).max())
-    update = trainer.run(WorkOrder("u", 0, 1, 32, 60, 0.1, seed=1), base, Cursor()).update
-    assert trainer.evaluate(base + update).correct > 1.3 * majority
 
 
 def test_all_hospitals_have_the_same_model() -> None:

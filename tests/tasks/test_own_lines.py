@@ -1,7 +1,8 @@
-"""What a user's own file raises is said in one line: type, message, file and line, wherever in a task it happens."""
+"""A user's own task in virtual time: what it raises is said in one line, and no silo sees what another's task keeps."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,21 +39,51 @@ class Mine(Task):
     def collate(self, samples):
         return super().collate(samples)                    # collate
 """
+WEIGHING = """\
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from fedsync import SiloData, Task
+
+SEEN = []
+
+class Weighing(Task):
+    def model(self):
+        return nn.Linear(2, 2)
+
+    def data(self, slot):
+        self.mine = slot.index          # as class weights, that are counted in the data
+        SEEN.append(slot.index)
+        inputs, labels = torch.full((8, 2), float(slot.index)), torch.arange(8) % 2
+        return SiloData(TensorDataset(inputs, labels), TensorDataset(inputs, labels))
+
+    def loss(self, model, batch):
+        assert (batch[0] == self.mine).all(), "another silo's"
+        assert SEEN == [self.mine], "another silo's"
+        return super().loss(model, batch)
+"""
 STRATEGY = """\
-name: failing
+name: own
 stop: {rounds: 2}
-local: {steps: 2, batch_size: 4, device: cpu, resources: false}
+local: {steps: 2, batch_size: 12, device: cpu, resources: false}
 balancer: {kind: fixed}
 barrier: {kind: bsp}
 task: {kind: custom, file: mine.py}
 """
 
 
-def run(folder: Path, task: str) -> None:
+def run(folder: Path, task: str, silos: str = "ab") -> dict[str, Any]:
     (folder / "mine.py").write_text(task)
-    (folder / "failing.yaml").write_text(STRATEGY)
-    silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in ("a", "b")]})
-    run_virtual(StrategyConfig.load(folder / "failing.yaml"), silos, folder / "out")
+    (folder / "own.yaml").write_text(STRATEGY)
+    cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in silos]})
+    return run_virtual(StrategyConfig.load(folder / "own.yaml"), cluster, folder / "out")
+
+
+def test_what_data_keeps_stays_with_its_silo_and_one_with_few_samples_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(tmp_path, WEIGHING, "abc")["rounds"] == 2
+    assert "silo a holds 8 training samples, fewer than local.batch_size 12: its batches have 8 at most" in caplog.text
 
 
 def broken(where: str, by: str) -> tuple[str, int]:

@@ -33,16 +33,11 @@ def test_the_seed_decides(partition: Partition) -> None:
     assert not all(np.array_equal(left, right) for left, right in zip(first, other, strict=True))
 
 
-def test_iid_shares_are_equal_and_mixed() -> None:
-    parts = Iid().split(LABELS, 7, seed=3)
-    assert {len(part) for part in parts} == {600 // 7, 600 // 7 + 1}
-    assert all(len(np.unique(LABELS[part])) == 10 for part in parts)
-
-
 @pytest.mark.parametrize("count", [1, 7, 600])
 def test_iid_shares_are_those_of_flwr_datasets(count: int) -> None:
-    expected = _deal("IidPartitioner", LABELS, count, 3)
-    for part, same in zip(Iid().split(LABELS, count, seed=3), expected, strict=True):
+    parts = Iid().split(LABELS, count, seed=3)
+    assert {len(part) for part in parts} <= {600 // count, -(-600 // count)}
+    for part, same in zip(parts, _deal("IidPartitioner", LABELS, count, 3), strict=True):
         np.testing.assert_array_equal(part, same)
 
 
@@ -69,12 +64,8 @@ def test_pathological_classes_by_hand(count: int, classes_per_silo: int, expecte
     parts = Pathological(classes_per_silo).split(LABELS, count, seed=3)
     assert [np.unique(LABELS[part]).tolist() for part in parts] == expected
     assert sum(map(len, parts)) == np.isin(LABELS, np.concatenate(expected)).sum()
-
-
-def test_classes_need_not_be_numbered_from_zero() -> None:
-    labels = np.repeat([7, -2, 40, 9], 5)
-    parts = Pathological(2).split(labels, 2, seed=3)
-    assert [np.unique(labels[part]).tolist() for part in parts] == [[-2, 7], [9, 40]]
+    renamed = Pathological(classes_per_silo).split(10 * LABELS - 7, count, seed=3)
+    assert all(np.array_equal(one, other) for one, other in zip(renamed, parts, strict=True)), "whatever the numbers"
 
 
 @pytest.mark.parametrize(
@@ -100,19 +91,9 @@ def test_shards_are_sorted_by_class_and_of_one_size() -> None:
     assert [len(part) for part in parts] == [60] * 10
     assert all(len(np.unique(LABELS[part])) <= 2 for part in parts)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(600))
-
-
-def test_rows_that_fill_no_shard_are_left_over() -> None:
     parts = Shards(2).split(LABELS, 7, seed=3)
-    assert [len(part) for part in parts] == [2 * (600 // 14)] * 7
+    assert [len(part) for part in parts] == [2 * (600 // 14)] * 7, "rows that fill no shard are left over"
     assert len(np.unique(np.concatenate(parts))) == 14 * (600 // 14)
-
-
-def test_owners_are_dealt_whole() -> None:
-    owners = np.repeat(np.arange(7), 3)
-    parts = ByOwner().split(owners, 3, seed=3)
-    assert sorted(len(np.unique(owners[part])) for part in parts) == [2, 2, 3]
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(21))
 
 
 @pytest.mark.parametrize("partition", [Dirichlet(0.5), Pathological(2), Shards(2)])

@@ -81,6 +81,5 @@ def test_a_run_by_name_says_what_it_took_columns_for(tmp_path: Path) -> None:
     words += [str(tmp_path / "run"), "--set", f"task={json.dumps(made)}", "--set", "stop.rounds=1"]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
-    assert "kinds of columns, guessed from their cells: age number, town text (2 gaps)" in " ".join(
-        shown.output.split()
-    )
+    said = "kinds of columns, guessed from their cells: age number, town text (2 gaps)"
+    assert said in " ".join(shown.output.split())

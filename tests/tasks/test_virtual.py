@@ -8,6 +8,7 @@ import torch
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.simulation.run import run_virtual
 
 pytest.importorskip("sklearn")
 
@@ -45,14 +46,18 @@ task: {task}
 """
 
 
+CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 200.0}, {"name": "b", "speed": 100.0}]})
+
+
+def tried(folder: Path, task: str, rate: float, steps: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "tried.yaml").write_text(STRATEGY.format(task=task, rate=rate, steps=steps))
+    return folder / "tried.yaml"
+
+
 def run(folder: Path, task: str, rate: float, steps: int) -> tuple[list[dict[str, object]], bytes]:
     """The rounds of a run over two silos, one twice as fast as the other, and the bytes of its model."""
-    from fedsync.simulation.run import run_virtual
-
-    folder.mkdir()
-    (folder / "tried.yaml").write_text(STRATEGY.format(task=task, rate=rate, steps=steps))
-    cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 200.0}, {"name": "b", "speed": 100.0}]})
-    run_virtual(StrategyConfig.load(folder / "tried.yaml"), cluster, folder)
+    run_virtual(StrategyConfig.load(tried(folder, task, rate, steps)), CLUSTER, folder)
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     state = torch.load(folder / "model.pt", weights_only=True)
     return rounds, b"".join(tensor.numpy().tobytes() for tensor in state.values())
@@ -62,15 +67,11 @@ def run(folder: Path, task: str, rate: float, steps: int) -> tuple[list[dict[str
 @pytest.mark.parametrize("name", ["factorisation", "non-negative factorisation"])
 def test_encrypted_factors_are_those_in_the_clear_up_to_their_integers(tmp_path: Path, name: str) -> None:
     """Changes of statistics travel as integers of 16 bits: what they are off by must not make a solve run away."""
-    from fedsync.simulation.run import run_virtual
-
-    task, rate, steps = RUNS[name]
-    (tmp_path / "tried.yaml").write_text(STRATEGY.format(task=task, rate=rate, steps=steps))
-    cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 200.0}, {"name": "b", "speed": 100.0}]})
+    file = tried(tmp_path, *RUNS[name])
     losses = []
     for cipher in ("{kind: plain}", "{kind: bfv, bits: 16, metrics: plain}"):
-        config = StrategyConfig.load(tmp_path / "tried.yaml", [f"cipher={cipher}", "stop.rounds=6"])
-        losses.append(run_virtual(config, cluster, tmp_path / str(len(losses)))["loss"])
+        config = StrategyConfig.load(file, [f"cipher={cipher}", "stop.rounds=6"])
+        losses.append(run_virtual(config, CLUSTER, tmp_path / str(len(losses)))["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 

@@ -6,12 +6,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.core.orders import Cursor
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
-from fedsync.train.batches import (
-    Batches,
-    CollatedBatches,
-    TensorBatches,
-    batches_of,
-)
+from fedsync.train.batches import Batches, CollatedBatches, TensorBatches, batches_of
 from fedsync.train.options import LocalOptions
 from tests.train.make import TwoClasses, order, trainer
 

@@ -10,8 +10,6 @@ CPU = torch.device("cpu")
 
 
 class Readings:
-    """A probe that reads what it is told."""
-
     def __init__(self, *shares: tuple[float | None, float | None]) -> None:
         self._shares = list(shares)
 
@@ -39,13 +37,15 @@ def test_windows_are_few_and_account_for_every_sample(lengths: list[float]) -> N
     assert all(window.cpu == pytest.approx(0.5) and window.memory == pytest.approx(0.25) for window in windows)
 
 
-def test_short_steps_share_a_window_and_long_ones_have_their_own() -> None:
+def test_short_steps_share_a_window_long_ones_have_their_own_and_a_short_rest_joins_its_neighbour() -> None:
     short = Series(Readings(), 0.0)
     long = Series(Readings(), 0.0)
     # 20 ms a step: the third ends past 50 ms.
     assert len(short.finish(*steps(short, [0.02] * 6, 8))) == 2
     speeds = [window.speed for window in long.finish(*steps(long, [0.1, 0.2], 8))]
     assert speeds == pytest.approx([80.0, 40.0])
+    rest = Series(Readings(), 0.0)
+    assert [window.speed for window in rest.finish(*steps(rest, [0.06, 0.01], 8))] == pytest.approx([16 / 0.07])
 
 
 def test_merged_windows_weigh_by_time() -> None:
@@ -56,12 +56,6 @@ def test_merged_windows_weigh_by_time() -> None:
     assert windows[0].speed == pytest.approx(16 / 0.4)
     assert windows[0].cpu == pytest.approx((1.0 * 0.3 + 0.0 * 0.1) / 0.4)
     assert windows[0].memory == pytest.approx((0.4 * 0.3 + 0.1 * 0.1) / 0.4)
-
-
-def test_what_is_left_over_joins_its_neighbour_if_short() -> None:
-    series = Series(Readings(), 0.0)
-    windows = series.finish(*steps(series, [0.06, 0.01], 8))
-    assert [window.speed for window in windows] == pytest.approx([16 / 0.07])
 
 
 class Shares(Resources):
@@ -91,6 +85,9 @@ def test_the_probe_reads_shares_and_holds_the_peak() -> None:
     assert cpu is not None and 0 <= cpu <= 1
     assert memory is not None and 0 < memory < 1
     assert probe.metrics()["peak_memory_bytes"] > 2**20
+    off = MachineProbe(CPU, False, Shares())
+    off.start(0.0)
+    assert (off.read(1.0), off.metrics()) == ((None, None), {})
 
 
 def test_the_probe_reads_at_most_every_50_ms() -> None:
@@ -102,13 +99,6 @@ def test_the_probe_reads_at_most_every_50_ms() -> None:
     probe.start(0.08)  # just read: goes on from there
     assert probe.read(0.13)[0] == 0.7
     assert resources.begun == 1
-
-
-def test_a_probe_that_is_off_reads_and_tells_nothing() -> None:
-    probe = MachineProbe(CPU, False, Shares())
-    probe.start(0.0)
-    assert probe.read(1.0) == (None, None)
-    assert probe.metrics() == {}
 
 
 def test_on_a_gpu_memory_is_the_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,37 +14,29 @@ from tests.train.make import EXAMPLES, Cramped, TwoClasses, order, trainer
 CPU_MESSAGE = "[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
 
 
-@pytest.mark.parametrize("message", ["", CPU_MESSAGE])
-def test_the_ordered_batch_s_gradient_stays(message: str) -> None:
-    roomy, cramped = trainer(), trainer(Cramped(7, message))
+@pytest.mark.parametrize(
+    ("fits", "batch_size", "cap", "message"),
+    [
+        (7, 20, 5, ""),  # 20, then 10, then 5: pieces of 5
+        (7, 20, 5, CPU_MESSAGE),
+        (4, 9, 4, ""),  # 9, then 4: pieces of 4, 4 and 1, which are weighted
+    ],
+    ids=["alike", "on a processor", "unequal"],
+)
+def test_the_ordered_batch_s_gradient_stays(fits: int, batch_size: int, cap: int, message: str) -> None:
+    task = Cramped(fits, message)
+    roomy, cramped = trainer(), trainer(task)
     base = roomy.initial_model()
-    expected = roomy.run(order(batch_size=20), base, Cursor())
-    outcome = cramped.run(order(batch_size=20), base, Cursor())
-    # 20, then 10, then 5: pieces of 5.
-    assert outcome.report.batch_cap == 5
+    expected = roomy.run(order(batch_size=batch_size), base, Cursor())
+    outcome = cramped.run(order(batch_size=batch_size), base, Cursor())
     np.testing.assert_allclose(outcome.update, expected.update, atol=1e-6)
+    assert outcome.report.batch_cap == cap
     assert outcome.report.loss == pytest.approx(expected.report.loss, rel=1e-6)
-    assert outcome.report.samples == 100
-    assert outcome.cursor == expected.cursor
-
-
-def test_pieces_of_unequal_size_are_weighted() -> None:
-    roomy, cramped = trainer(), trainer(Cramped(4))
-    base = roomy.initial_model()
-    # 9, then 4: pieces of 4, 4 and 1.
-    outcome = cramped.run(order(batch_size=9), base, Cursor())
-    assert outcome.report.batch_cap == 4
-    np.testing.assert_allclose(outcome.update, roomy.run(order(batch_size=9), base, Cursor()).update, atol=1e-6)
-
-
-def test_later_orders_remember_the_cap() -> None:
-    task = Cramped(8)
-    cramped = trainer(task)
-    cramped.run(order(batch_size=16), cramped.initial_model(), Cursor())
+    assert (outcome.report.samples, outcome.cursor) == (5 * batch_size, expected.cursor)
     task.asked.clear()
-    report = cramped.run(order(batch_size=16, max_steps=2), cramped.initial_model(), Cursor()).report
-    assert task.asked == [8, 8, 8, 8]
-    assert report.batch_cap == 8
+    later = cramped.run(order(batch_size=2 * cap, max_steps=2), base, Cursor())
+    assert task.asked == [cap] * 4, "later orders remember the cap"
+    assert later.report.batch_cap == cap
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error() -> None:
@@ -147,13 +139,7 @@ def test_a_trainer_whose_data_all_fit_has_no_cap() -> None:
     assert subject.run(order(), subject.initial_model(), Cursor()).report.batch_cap is None
 
 
-def test_the_search_ends_in_time() -> None:
+def test_the_search_ends_in_time_and_on_a_processor_nobody_looks_unasked() -> None:
     task = Cramped(7)
-    assert trainer(task).find_batch_cap(limit_s=0.0) is None
-    assert task.asked == [1]
-
-
-def test_on_a_processor_nobody_looks_unasked() -> None:
-    task = Cramped(7)
-    assert trainer(task).find_batch_cap_on_gpu() is None
-    assert task.asked == []
+    assert trainer(task).find_batch_cap_on_gpu() is None and task.asked == []
+    assert trainer(task).find_batch_cap(limit_s=0.0) is None and task.asked == [1]

@@ -51,16 +51,19 @@ def test_an_optimizer_refuses_a_model_before_training() -> None:
         trainer(options=LocalOptions("muon", device="cpu"))
 
 
-def test_keywords_reach_the_optimizer() -> None:
-    parameters = list(nn.Linear(1, 1).parameters())
-    keywords = {"kind": "adamw", "betas": [0.9, 0.98], "weight_decay": 0.02}
-    optimizer = LocalOptions(keywords).make_optimizer(parameters, 0.3)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert [optimizer.defaults[name] for name in ("lr", "betas", "weight_decay")] == [0.3, (0.9, 0.98), 0.02]
-    assert LocalOptions("adamw").make_optimizer(parameters).defaults["weight_decay"] == 0.01, "PyTorch's own"
-
-
-def test_options_reach_the_optimizer() -> None:
-    sgd = LocalOptions(momentum=0.9, weight_decay=0.01).make_optimizer(nn.Linear(1, 1).parameters(), 0.2)
-    assert isinstance(sgd, torch.optim.SGD)
-    assert [sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.2, 0.9, 0.01]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (LocalOptions(momentum=0.9, weight_decay=0.01), {"momentum": 0.9, "weight_decay": 0.01}),
+        (
+            LocalOptions({"kind": "adamw", "betas": [0.9, 0.98], "weight_decay": 0.02}),
+            {"betas": (0.9, 0.98), "weight_decay": 0.02},
+        ),
+        (LocalOptions("adamw"), {"weight_decay": 0.01}),  # PyTorch's own
+    ],
+    ids=["options", "keywords", "neither"],
+)
+def test_options_and_keywords_reach_the_optimizer(options: LocalOptions, expected: dict[str, Any]) -> None:
+    optimizer = options.make_optimizer(nn.Linear(1, 1).parameters(), 0.3)
+    assert type(optimizer).__name__.lower() == ("sgd" if "momentum" in expected else "adamw")
+    assert {name: optimizer.defaults[name] for name in ("lr", *expected)} == {"lr": 0.3, **expected}

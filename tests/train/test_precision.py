@@ -135,13 +135,6 @@ class Pictures(TwoClasses):
         return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
 
 
-class Recurrent(TwoClasses):
-    """An LSTM over the four features as a sequence, behind a norm that keeps what it has seen."""
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.BatchNorm1d(4), nn.Unflatten(1, (4, 1)), LstmClassifier((4, 1), 8, 2, 2))
-
-
 class Normed(TwoClasses):
     """A network with a norm that keeps what it has seen."""
 
@@ -149,16 +142,11 @@ class Normed(TwoClasses):
         return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def _fails_in(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor without LSTMs in these floats, whatever this one has."""
-    forward = nn.LSTM.forward
+class Recurrent(TwoClasses):
+    """An LSTM over the four features as a sequence, behind such a norm."""
 
-    def lacking(self: nn.LSTM, *given: Any) -> Any:
-        if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is kind:
-            raise RuntimeError("could not create a primitive descriptor for the LSTM. Run it elsewhere")
-        return forward(self, *given)
-
-    monkeypatch.setattr(nn.LSTM, "forward", lacking)
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4), nn.Unflatten(1, (4, 1)), LstmClassifier((4, 1), 8, 2, 2))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +156,15 @@ def _fails_in(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_half_floats_that_a_processor_lacks_are_one_error_before_anything_trains(
     precision: PrecisionName, kind: torch.dtype, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _fails_in(kind, monkeypatch)
+    """A processor without LSTMs in these floats, whatever this one has."""
+    forward = nn.LSTM.forward
+
+    def lacking(self: nn.LSTM, *given: Any) -> Any:
+        if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is kind:
+            raise RuntimeError("could not create a primitive descriptor for the LSTM. Run it elsewhere")
+        return forward(self, *given)
+
+    monkeypatch.setattr(nn.LSTM, "forward", lacking)
     with pytest.raises(ConfigError) as caught:
         trainer(Recurrent(), options=options(precision))
     assert caught.value.place == "local.precision"

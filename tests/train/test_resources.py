@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fedsync.train.machine.resources import Resources, machine_busy_s, machine_memory_share
+from fedsync.train.machine.resources import Resources
 
 
 @dataclass
@@ -42,6 +42,7 @@ def test_others_leave_the_rest(own: float, others: float, share: float) -> None:
     cpu, memory = Machine().work(own, others)
     assert cpu == pytest.approx(share)
     assert memory == 0.25
+    assert Machine().work(own, others, seconds=0.0) == (None, 0.25), "no time is no share"
 
 
 def test_ticks_that_come_late_are_made_up_for() -> None:
@@ -58,17 +59,3 @@ def test_a_lasting_error_of_the_counters_hides_others_for_a_tick_only() -> None:
     machine.work(own=1.0, others=-0.5)
     # At most 10 ms on each of two processors are owed.
     assert machine.work(own=0.0, others=1.02)[0] == pytest.approx(0.5)
-
-
-def test_no_time_is_no_share() -> None:
-    assert Machine().work(1.0, 1.0, seconds=0.0) == (None, 0.25)
-
-
-def test_this_machine_answers() -> None:
-    resources = Resources()
-    resources.begin(0.0)
-    cpu, memory = resources.read(0.05)
-    assert cpu is not None and 0 <= cpu <= 1
-    assert 0 < memory < 1
-    assert machine_busy_s() > 0
-    assert 0 < machine_memory_share() < 1

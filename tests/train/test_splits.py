@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from fedsync.core.orders import Cursor, Split
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
-from tests.train.make import TwoClasses, order, slot, trainer
+from tests.train.make import TwoClasses, order, trainer
 
 
 class Watched(Dataset[Any]):
@@ -61,8 +61,3 @@ def test_without_a_validation_split_rounds_have_the_test_split(validation: int |
     report = subject.run(order(evaluate=True), base, Cursor()).report
     assert report.evaluation == subject.evaluate(base, split=Split.TEST) and report.evaluation is not None
     assert (subject.validates, report.evaluation.samples) == (False, 7)
-
-
-def test_what_was_written_by_place_stays_what_it_was() -> None:
-    given = TwoClasses().data(slot())
-    assert SiloData(given.train, given.test) == SiloData(train=given.train, test=given.test, validation=None)

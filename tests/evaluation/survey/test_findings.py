@@ -1,6 +1,7 @@
 """What follows from sums, and what people are told of it."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,8 +53,10 @@ def test_a_mean_of_too_few_is_not_used(known: int) -> None:
     assert "mean" not in column and column["known"] in (0, None)
 
 
-def test_a_mean_of_just_enough_is() -> None:
-    assert scales_of(sums_of([1.0, 2.0, 3.0, 4.0, 5.0]), LEAST)["x"].mean == 3.0
+def test_a_mean_of_just_enough_is_told_in_four_digits() -> None:
+    sums = sums_of([123.45678, 130.1, 99.9, 101.01, 117.3])
+    assert scales_of(sums, LEAST)["x"].mean == pytest.approx(114.353356)
+    assert told(sums, LEAST, {}, 0)["columns"][0]["mean"] == 114.4
 
 
 def possible(shown: list[int | str | None], total: int) -> list[tuple[int, ...]]:
@@ -81,21 +84,15 @@ def test_no_count_that_is_too_small_follows_from_the_others() -> None:
     assert seen > 1000
 
 
-def test_what_is_known_of_a_column_does_not_tell_what_is_missing() -> None:
-    """Cells in bins and missing ones add up to the rows."""
-    sums = SurveySums(2, 100, (50, 50), {"x": NumberSums(98, 0, 98 << 80, (40, 30, 28))}, {"town": 97})
+@pytest.mark.parametrize(
+    ("bins", "shown"),
+    [
+        ((40, 30, 28), [40, 30, None]),  # cells in bins and missing ones add up to the rows
+        ((40, 30, 3), [40, None, "<5"]),  # of other silos than the moments: one was lost between the rounds
+    ],
+)
+def test_what_is_known_of_a_column_does_not_tell_what_is_missing(bins: tuple[int, ...], shown: list[Any]) -> None:
+    sums = SurveySums(2, 100, (50, 50), {"x": NumberSums(98, 0, 98 << 80, bins)}, {"town": 97})
     number, text = told(sums, LEAST, {}, 3)["columns"]
-    assert (number["known"], number["missing"], number["counts"]) == (None, "<5", [40, 30, None])
+    assert (number["known"], number["missing"], number["counts"]) == (None, "<5", shown)
     assert (text["known"], text["missing"]) == (None, "<5")
-
-
-def test_bins_of_other_silos_than_the_moments_stand_for_themselves() -> None:
-    """One was lost between the rounds."""
-    sums = SurveySums(2, 100, (50, 50), {"x": NumberSums(98, 0, 98 << 80, (40, 30, 3))}, {})
-    (number,) = told(sums, LEAST, {}, 3)["columns"]
-    assert (number["known"], number["missing"], number["counts"]) == (None, "<5", [40, None, "<5"])
-
-
-def test_what_is_told_has_four_digits() -> None:
-    found = told(sums_of([123.45678, 130.1, 99.9, 101.01, 117.3]), LEAST, {}, 0)["columns"][0]
-    assert found["mean"] == 114.4

@@ -37,16 +37,17 @@ def mean_of(vectors: Sequence[Vector]) -> Vector:
     return total
 
 
+def read(vector: Vector, form: SurveyForm = FORM) -> SurveySums:
+    sums = read_sums(form, vector)
+    assert sums is not None
+    return sums
+
+
 def summed(silos: Sequence[Columns], order: Sequence[int]) -> SurveySums:
     """The sums after both rounds, silos coming in this order."""
     first = mean_of([first_vector(FORM, place, silos[place]) for place in order])
-    sums = read_sums(FORM, first)
-    assert sums is not None
-    edges = edges_of(sums, {}, FORM.bins)
-    second = mean_of([second_vector(FORM, place, silos[place], edges) for place in order])
-    both = read_sums(FORM, first + second)
-    assert both is not None
-    return both
+    edges = edges_of(read(first), {}, FORM.bins)
+    return read(first + mean_of([second_vector(FORM, place, silos[place], edges) for place in order]))
 
 
 def exact(cells: NDArray[np.float64]) -> tuple[int, Fraction, Fraction]:
@@ -79,8 +80,7 @@ def test_most_silos_give_whole_numbers_back() -> None:
     for place in range(128):
         cells.append(rng.normal(size=9) * 1e12)
         total += first_vector(form, place, Columns("", (4, 5), {"x": cells[-1]}, {}, ("x",))) * np.float32(1 / 128)
-    sums = read_sums(form, total)
-    assert sums is not None
+    sums = read(total, form)
     assert (sums.silos, sums.rows) == (128, 128 * 9)
     found = sums.numbers["x"]
     assert (found.known, found.total * UNIT, found.squares * UNIT**2) == exact(np.concatenate(cells))
@@ -94,27 +94,19 @@ def test_bins_are_those_of_common_edges_and_open_at_both_ends() -> None:
         cells = cells[~np.isnan(cells)]
         inner = np.clip(cells, np.nextafter(edges[0], np.inf), np.nextafter(edges[-1], -np.inf))
         expected = np.histogram(inner, edges)[0]
-        found = second_sums(silos, {**edges_of(sums, {}, FORM.bins), name: edges}).numbers[name].bins
+        both = {**edges_of(sums, {}, FORM.bins), name: edges}
+        vectors = [first_vector(FORM, at, one) + second_vector(FORM, at, one, both) for at, one in enumerate(silos)]
+        found = read(mean_of(vectors)).numbers[name].bins
         assert found == tuple(expected)
         assert sum(found) == len(cells)
-
-
-def second_sums(silos: Sequence[Columns], edges: dict[str, NDArray[np.float64]]) -> SurveySums:
-    vectors = [
-        first_vector(FORM, place, one) + second_vector(FORM, place, one, edges) for place, one in enumerate(silos)
-    ]
-    found = read_sums(FORM, mean_of(vectors))
-    assert found is not None
-    return found
 
 
 def test_silos_of_the_second_round_may_be_others() -> None:
     """One is lost between the rounds, another has come: moments are of those of the first, bins of the second."""
     silos = [silo(seed) for seed in range(1, 5)]
     first = mean_of([first_vector(FORM, place, silos[place]) for place in (0, 1, 2)])
-    edges = edges_of(read_sums(FORM, first), {}, FORM.bins)  # type: ignore[arg-type]
-    both = read_sums(FORM, first + mean_of([second_vector(FORM, place, silos[place], edges) for place in (0, 3)]))
-    assert both is not None
+    edges = edges_of(read(first), {}, FORM.bins)
+    both = read(first + mean_of([second_vector(FORM, place, silos[place], edges) for place in (0, 3)]))
     assert (both.silos, both.rows) == (3, 120)
     known = sum(int((~np.isnan(silos[place].numbers["tiny"])).sum()) for place in (0, 3))
     assert sum(both.numbers["tiny"].bins) == known

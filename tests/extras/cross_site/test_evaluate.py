@@ -20,20 +20,25 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.extras.cross_site.site_evaluation import sites_of_run
 from fedsync.silo.owner.owner_policy import owner_environment
 from fedsync.silo.protocol import STATE_FOLDER, Identity
+from fedsync.simulation.run import run_virtual
 from tests.commands.call import call
 
+CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in "ab"]})
 RUN = ("stop.rounds=2", "local.steps=3", "task={kind: mlp, data: {kind: blobs, samples: 200}}")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run of two silos in virtual time."""
-    from fedsync.simulation.run import run_virtual
-
     out = tmp_path_factory.mktemp("run")
-    cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in "ab"]})
-    run_virtual(StrategyConfig.load("fedavg", RUN), cluster, out)
+    run_virtual(StrategyConfig.load("fedavg", RUN), CLUSTER, out)
     return out
+
+
+def bare_run(folder: Path, *changes: str) -> None:
+    """The settings of a run, as it leaves them in its folder."""
+    config = StrategyConfig.load("fedavg", changes)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (folder / "silos.yaml").write_text(yaml.safe_dump({"silos": CLUSTER.entries()}))
 
 
 def told(out: Path) -> dict[str, Any]:
@@ -61,8 +66,6 @@ def test_all_silos_of_a_run(run: Path) -> None:
 @pytest.mark.slow
 def test_many_metrics_leave_room_for_the_names_of_silos(tmp_path: Path) -> None:
     """Each in full: a table that is too wide would lose its first columns."""
-    from fedsync.simulation.run import run_virtual
-
     names = ("accuracy", "balanced_accuracy", "f1", "f1_macro", "auroc", "average_precision", "calibration_error")
     wide = f"evaluation={{metrics: [{', '.join(names)}]}}"
     cluster = ClusterConfig.model_validate({"silos": [{"name": "hospital-of-the-city", "speed": 100.0, "count": 2}]})
@@ -78,10 +81,7 @@ def test_many_metrics_leave_room_for_the_names_of_silos(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", [["silos=[b, a]"], ["silos=[z, a, b]", "min_silos=2"]], ids=["order", "absent"])
 def test_silos_are_evaluated_on_the_data_that_the_run_gave_them(tmp_path: Path, listed: list[str]) -> None:
     """The places of the silo file count, also where the strategy lists its silos otherwise."""
-    cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in "ab"]})
-    config = StrategyConfig.load("fedavg", [*RUN, *listed])
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    (tmp_path / "silos.yaml").write_text(yaml.safe_dump({"silos": cluster.entries()}))
+    bare_run(tmp_path, *RUN, *listed)
     sites = sites_of_run(tmp_path, [])
     assert [(site.name, site.identity.index, site.spec.silos) for site in sites] == [("a", 0, 2), ("b", 1, 2)]
 
@@ -90,9 +90,7 @@ def test_private_tensors_are_those_of_the_file_and_of_a_run_untrained(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A head of zeros finds all five classes alike: its loss is log 5."""
-    config = StrategyConfig.load("fedavg", [*RUN, "model.private=['3.*']"])
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    (tmp_path / "silos.yaml").write_bytes((run / "silos.yaml").read_bytes())
+    bare_run(tmp_path, *RUN, "model.private=['3.*']")
     state = torch.load(run / "model.pt", weights_only=True)
     zeros = {name: torch.zeros_like(tensor) if name.startswith("3.") else tensor for name, tensor in state.items()}
     torch.save(zeros, tmp_path / "zeros.pt")
@@ -125,14 +123,10 @@ def test(msg, context):
 
 
 @pytest.mark.slow
-def test_private_arrays_of_a_client_app_are_those_of_the_file(
-    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_private_arrays_of_a_client_app_are_those_of_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "app.py").write_text(CLIENT_APP)
     task = f"task={{kind: clientapp, app: '{tmp_path}/app.py:app', model: '{tmp_path}/app.py:first'}}"
-    config = StrategyConfig.load("fedavg", ["stop.rounds=2", task, "model.private=[head]"])
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    (tmp_path / "silos.yaml").write_bytes((run / "silos.yaml").read_bytes())
+    bare_run(tmp_path, "stop.rounds=2", task, "model.private=[head]")
     torch.save({"body": torch.zeros(2), "head": torch.full((2,), 1.5)}, tmp_path / "trained.pt")
     call("evaluate", tmp_path, "--model", tmp_path / "trained.pt")
     cells = told(tmp_path / "evaluated.json")["metrics"]["loss"]["matrix"][0]
@@ -144,8 +138,6 @@ def test_private_arrays_of_a_client_app_are_those_of_the_file(
 @pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: bfv}"])
 def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> None:
     """By what all silos found out before it, whichever of them are asked; and of both models of a sealed run too."""
-    from fedsync.simulation.run import run_virtual
-
     heart = Path(__file__).parents[3] / "examples" / "heart"
     config = StrategyConfig.load(
         heart / "strategy.yaml", ["stop.rounds=2", "task.standardise=federated", f"cipher={cipher}"]
@@ -189,16 +181,16 @@ def test_a_model_that_does_not_fit_names_the_tensor(run: Path, tmp_path: Path, c
 
 
 def test_what_cannot_be_meant(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no silo 'c'"):
-        call("evaluate", run, "--silo", "c")
-    with pytest.raises(ConfigError, match="no run: config"):
-        call("evaluate", tmp_path)
-    with pytest.raises(ConfigError, match="neither a run nor"):
-        call("evaluate")
-    with pytest.raises(ConfigError, match="not a state dict"):
-        call("evaluate", run, "--model", run / "summary.json")
-    with pytest.raises(ConfigError, match="no folder"):
-        call("evaluate", run, "--out", tmp_path / "nowhere" / "x.json")
+    for words, problem in (
+        ([run, "--silo", "c"], "no silo 'c'"),
+        ([tmp_path], "no run: config"),
+        ([], "neither a run nor"),
+        ([run, "--model", run / "summary.json"], "not a state dict"),
+        ([run, "--out", tmp_path / "nowhere" / "x.json"], "no folder"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            call("evaluate", *words)
+            pytest.fail(problem)
 
 
 @pytest.fixture
@@ -235,7 +227,6 @@ def test_a_real_silo_evaluates_on_its_own_data(run: Path, tmp_path: Path, state:
 
 
 def took_part(state: Path, spec: RunSpec, share: int, at_s: float) -> None:
-    """A trainer's folder as a run has left it."""
     folder = state / STATE_FOLDER / (spec.run or "run")
     folder.mkdir(parents=True)
     Identity(spec.dump(), share, "b").save(folder)

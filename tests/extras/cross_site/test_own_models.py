@@ -103,6 +103,8 @@ def test_a_server_that_was_set_back_finds_what_is_done(silo: SiloSession) -> Non
 
 @pytest.mark.parametrize("order", [LOCAL[2], replace(LOCAL[1], base_version=4)], ids=["skipped", "another base"])
 def test_an_order_that_continues_what_is_not_here_is_refused(silo: SiloSession, order: WorkOrder) -> None:
+    with pytest.raises(ProtocolError, match="no local model"):
+        silo._own.model(Subject.LOCAL)
     silo.train(LOCAL[0], silo.initial_model())
     with pytest.raises(ProtocolError, match="is not here"):
         silo.train(order, NO_PAYLOAD)
@@ -114,11 +116,6 @@ def test_tuning_from_another_version_begins_anew(silo: SiloSession) -> None:
     before = silo._own.model(Subject.TUNED)[0].copy()
     silo.train(replace(TUNED, update_id="a/30", round=30, base_version=6), first + np.float32(0.01))
     assert not np.array_equal(silo._own.model(Subject.TUNED)[0], before)
-
-
-def test_there_is_no_model_before_it_is_trained(silo: SiloSession) -> None:
-    with pytest.raises(ProtocolError, match="no local model"):
-        silo._own.model(Subject.LOCAL)
 
 
 @pytest.mark.parametrize(("allowed", "travels"), [(True, True), (False, False), (None, False)])

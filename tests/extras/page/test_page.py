@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked, WorkFailed
 from fedsync.core.journal import JOURNAL, JournalWriter
 from fedsync.core.operator.operator_commands import DropSilo, OperatorQuestion, PauseRun
+from fedsync.core.stopping import StopRules
 from fedsync.extras.page.page_server import HEADERS, MOST_BYTES, PageServer
 from fedsync.extras.page.run_view import MOST_DECISIONS, MOST_SPANS, RunView
 from tests.core.make import answer, joined, orders, policies
@@ -41,8 +43,6 @@ def write(folder: Path, rounds: int = 2) -> None:
 
 
 class Asked:
-    """What the page has handed on."""
-
     def __init__(self) -> None:
         self.questions: list[OperatorQuestion] = []
 
@@ -57,28 +57,36 @@ def asked() -> Asked:
     return Asked()
 
 
+@contextmanager
+def served(folder: Path, *, daemon: bool = True, **options: Any) -> Iterator[PageServer]:
+    with PageServer(folder, **options) as made:
+        thread = threading.Thread(target=made.serve_forever, daemon=daemon)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.shutdown()
+            thread.join(20)
+
+
 @pytest.fixture
 def server(tmp_path: Path, asked: Asked) -> Iterator[PageServer]:
     write(tmp_path)
-    with PageServer(tmp_path, asks=asked) as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
-        thread.start()
+    with served(tmp_path, asks=asked) as made:
         yield made
-        made.shutdown()
-        thread.join(20)
 
 
 Answered = tuple[int, http.client.HTTPMessage, Any]
 
 
-def call(server: PageServer, path: str, body: Any = None, /, **headers: str) -> Answered:
+def call(server: PageServer, path: str, body: Any = None, /, method: str = "", **headers: str) -> Answered:
     """Status, headers and content; ``Host`` and ``Origin`` are the page's own unless ``headers`` say otherwise."""
     line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
     own = f"127.0.0.1:{server.server_port}"
     told = {"Host": own, **({} if body is None else {"Origin": f"http://{own}", "Content-Type": "application/json"})}
     told |= {name.replace("_", "-"): value for name, value in headers.items()}
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    line.putrequest("GET" if body is None else "POST", path, skip_host=True)
+    line.putrequest(method or ("GET" if body is None else "POST"), path, skip_host=True)
     for name, value in {**told, **({} if data is None else {"Content-Length": str(len(data))})}.items():
         line.putheader(name, value)
     line.endheaders(data)
@@ -94,7 +102,6 @@ def token_of(server: PageServer) -> str:
 
 
 def enter(server: PageServer) -> dict[str, str]:
-    """Headers of who has opened the link."""
     status, headers, told = call(server, "/enter", {"token": token_of(server)})
     assert status == 200
     return {"Cookie": headers["Set-Cookie"].partition(";")[0], "X_FedSync_Key": told["key"]}
@@ -114,9 +121,12 @@ def test_who_opens_the_link_sees_the_run(server: PageServer) -> None:
     assert (first["orders"], first["failures"], first["bytes_up"]) == (2, 1, 80)
 
 
-def test_the_link_opens_once(server: PageServer) -> None:
+def test_the_link_opens_once_and_its_cookie_is_for_this_page_alone(server: PageServer) -> None:
     link = token_of(server)
-    enter(server)
+    _, headers, told = call(server, "/enter", {"token": link})
+    flags = [part.strip() for part in headers["Set-Cookie"].split(";")[1:]]
+    assert flags == ["HttpOnly", "SameSite=Strict", "Path=/"]
+    assert told["key"] not in headers["Set-Cookie"]
     status, headers, told = call(server, "/enter", {"token": link})
     assert status == 401
     assert "Set-Cookie" not in headers
@@ -150,26 +160,18 @@ def test_nothing_is_shown_before_the_link_was_opened(server: PageServer) -> None
     assert call(server, "/run", **secrets)[0] == 401
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:{port}", ""]
-)
-@pytest.mark.parametrize("path", ["/", "/run", "/page.js"])
-def test_a_name_that_leads_here_is_not_this_server(server: PageServer, host: str, path: str) -> None:
-    known = enter(server)
-    assert call(server, path, **{**known, "Host": host.format(port=server.server_port)})[0] == 403
+def test_a_name_that_leads_here_is_not_this_server(server: PageServer) -> None:
+    known, port = enter(server), server.server_port
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{port}", ""):
+        for path in ("/", "/run", "/page.js"):
+            assert call(server, path, **{**known, "Host": host})[0] == 403, (host, path)
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "", "http://127.0.0.1:1", "https://127.0.0.1:{port}"]
-)
 @pytest.mark.parametrize("path", ["/enter", "/ask"])
-def test_another_page_changes_nothing(server: PageServer, asked: Asked, origin: str, path: str) -> None:
-    known = enter(server)
-    status, _, _ = call(
-        server, path, {"type": "PauseRun"}, **{**known, "Origin": origin.format(port=server.server_port)}
-    )
-    assert status == 403
+def test_another_page_changes_nothing(server: PageServer, asked: Asked, path: str) -> None:
+    known, port = enter(server), server.server_port
+    for origin in ("http://evil.example", "null", "", "http://127.0.0.1:1", f"https://127.0.0.1:{port}"):
+        assert call(server, path, {"type": "PauseRun"}, **{**known, "Origin": origin})[0] == 403, origin
     assert asked.questions == []
 
 
@@ -197,34 +199,17 @@ def test_the_end_of_the_page_waits_for_no_answer_of_the_run(tmp_path: Path) -> N
         daemons.append(threading.current_thread().daemon)
 
     write(tmp_path)
-    with PageServer(tmp_path, asks=asks) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=False)
-        thread.start()
-        try:
-            assert call(server, "/ask", {"type": "PauseRun"}, **enter(server))[0] == 200
-        finally:
-            server.shutdown()
-            thread.join(20)
+    with served(tmp_path, daemon=False, asks=asks) as server:
+        assert call(server, "/ask", {"type": "PauseRun"}, **enter(server))[0] == 200
     assert daemons == [True]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"{",
-        b"[" * 4000,
-        {"type": "Stop", "reason": "x"},
-        {"type": "ChangeStop", "rounds": "3"},
-        {"type": "ChangeStop", "rounds": 1.5},
-        {"type": "PauseRun", "more": 1},
-        {},
-    ],
-    ids=str,
-)
-def test_what_is_no_question_is_refused(server: PageServer, asked: Asked, body: Any) -> None:
-    assert call(server, "/ask", body, **enter(server))[0] == 400
+def test_what_is_no_question_is_refused(server: PageServer, asked: Asked) -> None:
+    known = enter(server)
+    unknown = ({"type": "Stop", "reason": "x"}, {"type": "PauseRun", "more": 1}, {})
+    of_another_type = ({"type": "ChangeStop", "rounds": "3"}, {"type": "ChangeStop", "rounds": 1.5})
+    for body in (b"", b"[]", b"{", b"[" * 4000, *unknown, *of_another_type):
+        assert call(server, "/ask", body, **known)[0] == 400, body
     assert asked.questions == []
 
 
@@ -236,29 +221,20 @@ def test_a_large_body_is_not_read(server: PageServer) -> None:
 
 def test_a_page_that_only_shows_asks_nothing(tmp_path: Path, asked: Asked) -> None:
     write(tmp_path)
-    with PageServer(tmp_path, steers=False, asks=asked) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with served(tmp_path, steers=False, asks=asked) as server:
         assert call(server, "/ask", {"type": "PauseRun"}, **enter(server))[0] == 403
-        server.shutdown()
-        thread.join(20)
     assert asked.questions == []
 
 
-@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/run", "/nothing", "/../server.py", "/page.html"])
-def test_every_answer_has_the_policy(server: PageServer, path: str) -> None:
-    _, headers, _ = call(server, path)
-    assert {name: headers.get(name) for name in HEADERS} == HEADERS
-    assert headers["Server"] == "FedSync"
-
-
-def test_another_method_is_not_served_and_has_the_policy_too(server: PageServer) -> None:
-    line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-    line.request("DELETE", "/run")
-    answer = line.getresponse()
-    line.close()
-    assert answer.status == 405
-    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+def test_every_answer_has_the_policy(server: PageServer) -> None:
+    answers = [("DELETE", "/run", 405)]
+    answers += [("GET", path, 200) for path in ("/", "/page.css", "/page.js")]
+    answers += [("GET", path, 404) for path in ("/nothing", "/../server.py", "/page.html")] + [("GET", "/run", 401)]
+    for method, path, expected in answers:
+        status, headers, _ = call(server, path, method=method)
+        assert status == expected, path
+        assert {name: headers.get(name) for name in HEADERS} == HEADERS, path
+        assert headers["Server"] == "FedSync"
 
 
 def test_the_policy_lets_nothing_in_but_what_is_served_here() -> None:
@@ -275,13 +251,6 @@ def test_the_page_has_no_script_of_its_own_and_writes_text_only() -> None:
         r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|setAttribute\(\"on", script
     )
     assert re.findall(r"https?://[^\"]*", script) == ["http://www.w3.org/2000/svg"], "the name of SVG, not a place"
-
-
-def test_the_cookie_is_for_this_page_alone(server: PageServer) -> None:
-    _, headers, told = call(server, "/enter", {"token": token_of(server)})
-    flags = [part.strip() for part in headers["Set-Cookie"].split(";")[1:]]
-    assert flags == ["HttpOnly", "SameSite=Strict", "Path=/"]
-    assert told["key"] not in headers["Set-Cookie"]
 
 
 def test_nothing_secret_is_logged(server: PageServer, capfd: pytest.CaptureFixture[str]) -> None:
@@ -308,11 +277,10 @@ def test_an_order_that_the_operator_took_is_no_failure_and_what_was_refused_is_n
 
 @pytest.mark.slow
 def test_a_long_run_is_shown_in_bounded_space(tmp_path: Path) -> None:
-    coordinator = Coordinator(policies())
     writer = JournalWriter(tmp_path / JOURNAL, {"runtime": "local", "config": {"name": "x"}})
-    view, entry = RunView(tmp_path), coordinator.handle(joined("a", "b"), 0.0)
+    view = RunView(tmp_path)
     assert view.look() == {"entries": 0, "title": tmp_path.name, "why": None}
-    coordinator = Coordinator(policies(stop=type(policies().stop)(rounds=900)))
+    coordinator = Coordinator(policies(stop=StopRules(rounds=900)))
     entry = coordinator.handle(joined("a", "b"), 0.0)
     writer.append(entry)
     sizes = []
@@ -330,10 +298,11 @@ def test_a_long_run_is_shown_in_bounded_space(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, server: PageServer) -> None:
-    result = CliRunner().invoke(app, ["page", str(tmp_path / "none")])
-    assert "no such folder" in str(result.exception)
     (tmp_path / "empty").mkdir()
-    result = CliRunner().invoke(app, ["page", str(tmp_path / "empty")])
-    assert "no run: journal.jsonl is not there" in str(result.exception)
-    result = CliRunner().invoke(app, ["page", str(tmp_path), "--port", str(server.server_port)])
-    assert "cannot be used" in str(result.exception)
+    for words, problem in (
+        (["none"], "no such folder"),
+        (["empty"], "no run: journal.jsonl is not there"),
+        (["", "--port", str(server.server_port)], "cannot be used"),
+    ):
+        result = CliRunner().invoke(app, ["page", str(tmp_path / words[0]), *words[1:]])
+        assert problem in str(result.exception)

@@ -16,6 +16,7 @@ from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
 from fedsync.extras.page.page_server import PageServer
 from fedsync.server.operator_requests import OperatorRequests
 from tests.core.make import answer, joined, orders, policies
+from tests.extras.page.test_page import served
 
 PROGRAM = find()
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
@@ -58,12 +59,8 @@ class LiveJournal:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PageServer]:
     run = LiveJournal(tmp_path)
-    with PageServer(tmp_path) as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
-        thread.start()
+    with served(tmp_path) as made:
         yield made
-        made.shutdown()
-        thread.join(20)
     run.close()
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedsync.extras.papers.paper import comma_separated, latex, result_files
-from tests.extras.report.test_model_card import EVIL, told
+from tests.extras.report.make import told
+from tests.extras.report.test_model_card import EVIL
 
 
 def test_the_table_for_a_paper(tmp_path: Path) -> None:
@@ -69,8 +70,3 @@ def test_a_name_is_no_formula(text: str) -> None:
 
 def test_marks_of_latex_are_letters() -> None:
     assert r"{a\_b\&\%\textasciicircum{}}" in latex(["a_b&%^"], [], "c")
-
-
-def test_what_comes_from_a_run_is_no_command(tmp_path: Path) -> None:
-    table = result_files(told(tmp_path, [EVIL, "b", "c"]))["results.tex"]
-    assert r"\input" not in table.replace(r"\textbackslash{}input", "")

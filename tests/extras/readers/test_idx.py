@@ -22,11 +22,8 @@ LABELS = np.array([3, 1, 0, 9, 2])
 def fill(folder: Path, *, packed: bool = False, test: bool = True) -> None:
     for part in ("train", "t10k") if test else ("train",):
         for name, array in ((f"{part}-images-idx3-ubyte", IMAGES), (f"{part}-labels-idx1-ubyte", LABELS)):
-            content = idx(array)
-            if packed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-            else:
-                (folder / name).write_bytes(content)
+            content = gzip.compress(idx(array)) if packed else idx(array)
+            (folder / (f"{name}.gz" if packed else name)).write_bytes(content)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -60,17 +57,9 @@ def test_test_files_may_be_missing_and_classes_may_begin_at_one(tmp_path: Path) 
         ("images-idx3-ubyte", idx(IMAGES) + b"x", r"there are more bytes than the header promises"),
         ("images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 2**31, 2**31), r"byte 4: the header promises"),
         ("images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 8, 3, 0, 4, 6), r"byte 4: .*empty array"),
-        (
-            "images-idx3-ubyte",
-            struct.pack(">BBBB3I", 0, 0, 13, 3, 5, 4, 6),
-            r"byte 2: the file does not have the expected type, 0x08 \(bytes\) with 3 axes",
-        ),
+        ("images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 13, 3, 5, 4, 6), r"byte 2: .*0x08 \(bytes\) with 3 axes"),
         ("labels-idx1-ubyte", idx(LABELS[:4]), r"4 labels for the 5 images"),
-        (
-            "labels-idx1-ubyte",
-            idx(np.array([0, 1, 10, 2, 3])),
-            r"sample 3: the label is not one of the classes 0 to 9",
-        ),
+        ("labels-idx1-ubyte", idx(np.array([0, 1, 10, 2, 3])), r"sample 3: the label is not one of the classes 0 to 9"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -20,14 +20,8 @@ def write(folder: Path, **arrays: Any) -> str:
 
 
 def test_inputs_targets_and_owners_are_read(tmp_path: Path) -> None:
-    file = write(
-        tmp_path,
-        inputs=np.asfortranarray(INPUTS),
-        targets=np.array([0, 1, 2, 2], dtype=np.int16),
-        owners=[5, 5, 6, 6],
-        test_inputs=INPUTS[:1],
-        test_targets=[1],
-    )
+    train = {"inputs": np.asfortranarray(INPUTS), "targets": np.array([0, 1, 2, 2], dtype=np.int16)}
+    file = write(tmp_path, **train, owners=[5, 5, 6, 6], test_inputs=INPUTS[:1], test_targets=[1])
     source = NpzSource(file, classes=3)
     train, test = source.read()
     assert source.shape().inputs == (2, 3)

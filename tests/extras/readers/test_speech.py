@@ -68,17 +68,10 @@ def test_a_tone_is_loudest_in_its_own_mel_band(frequency: float) -> None:
     assert features.mean() == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rate": 8000}, "another width, number of channels or rate. Convert it"),
-        ({"channels": 2}, "another width"),
-        ({"width": 1}, "another width"),
-    ],
-)
-def test_other_formats_are_named(tmp_path: Path, options: dict[str, int], message: str) -> None:
+@pytest.mark.parametrize("options", [{"rate": 8000}, {"channels": 2}, {"width": 1}], ids=str)
+def test_other_formats_are_named(tmp_path: Path, options: dict[str, int]) -> None:
     path = write(tmp_path / "a" / "x.wav", tone(300), **options)
-    with pytest.raises(ConfigError, match=rf"x\.wav: {message}"):
+    with pytest.raises(ConfigError, match=r"x\.wav: another width, number of channels or rate. Convert it"):
         read_wav(path, RATE)
 
 

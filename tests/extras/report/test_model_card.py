@@ -7,33 +7,21 @@ from pathlib import Path
 import pytest
 
 from fedsync import __version__
-from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
 from fedsync.extras.report.card import markdown, model_card, plain
-from fedsync.extras.report.data import RunData, read_run
+from fedsync.extras.report.data import read_run
 from fedsync.extras.report.report_page import page
 from tests.commands.call import call
+from tests.extras.report.make import change_header, told
 from tests.observe.evaluations import add_results
 from tests.observe.runs import two_silos
 
 EVIL = "<script>x</script>|a`b*c_d$e&f%g#h{i}~^\\input{x}\n| y |"
 
 
-def told(tmp_path: Path, silos: list[str]) -> RunData:
-    two_silos(tmp_path)
-    add_results(tmp_path, silos)
-    return read_run(tmp_path)
-
-
 def test_a_card_has_what_is_known_of_a_run(tmp_path: Path) -> None:
-    statistics = {
-        "rows": 120,
-        "classes": [80, "<5"],
-        "least": 5,
-        "columns": [
-            {"column": "age", "kind": "number", "known": None, "missing": "<5", "mean": 54.3, "deviation": 9.1}
-        ],
-    }
+    age = {"column": "age", "kind": "number", "known": None, "missing": "<5", "mean": 54.3, "deviation": 9.1}
+    statistics = {"rows": 120, "classes": [80, "<5"], "least": 5, "columns": [age]}
     (tmp_path / "statistics.json").write_text(json.dumps(statistics))
     card = model_card(told(tmp_path, ["a", "b", "c"]))
     for said in (
@@ -60,10 +48,8 @@ def test_a_run_whose_metrics_nobody_could_ask_for_says_so(
     tmp_path: Path, metrics: list[str] | None, noted: bool
 ) -> None:
     two_silos(tmp_path)
-    header, *lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    changed = json.loads(header)
-    changed["config"]["evaluation"] = {"metrics": metrics, "classes": 2}
-    (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(changed), *lines]) + "\n")
+    evaluation = {"metrics": metrics, "classes": 2}
+    change_header(tmp_path, lambda header: header["config"].update(evaluation=evaluation))
     run = read_run(tmp_path)
     assert (UNASKED in run.summary["notes"]) == noted
     assert (UNASKED in model_card(run)) == noted
@@ -78,19 +64,16 @@ def test_scores_with_noise_are_called_so_beside_the_scores(tmp_path: Path, noise
     add_results(tmp_path, ["a", "b", "c"])
     run = read_run(tmp_path)
     results = model_card(run).partition("## Results")[2].partition("## Limits")[0]
+    note = "Scores have noise, with a deviation of 5 right predictions at each silo"
     for text in (results, page([run])):
-        assert ("Scores have noise, with a deviation of 5 right predictions at each silo" in text) == (
-            noise is not None
-        )
+        assert (note in text) == (noise is not None)
 
 
 def test_a_card_of_a_sealed_run_tells_no_silo_s_size(tmp_path: Path) -> None:
     two_silos(tmp_path)
-    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    header = json.loads(lines[0])
-    header["config"]["cipher"] = {"kind": "bfv", "members": 3, "metrics": "sealed"}
-    (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
-    (tmp_path / "config.yaml").write_text(json.dumps(header["config"]))
+    cipher = {"kind": "bfv", "members": 3, "metrics": "sealed"}
+    change_header(tmp_path, lambda header: header["config"].update(cipher=cipher))
+    (tmp_path / "config.yaml").write_text(json.dumps({"cipher": cipher}))
     card = model_card(read_run(tmp_path))
     assert "10,000" not in card
     assert "Losses, scores and numbers of samples of single silos were sealed from the server, too." in card
@@ -142,10 +125,5 @@ def test_the_command_writes_them_beside_the_page(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert "model-card.md, results.tex" in call("report", tmp_path / "run", "--out", tmp_path / "out" / "x.html")
     assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"x.html"}
-
-
-def test_statistics_of_another_shape_are_named(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    (tmp_path / "statistics.json").write_text('{"columns": 3}')
-    with pytest.raises(ConfigError, match=r"statistics\.json"):
-        read_run(tmp_path)
+    assert "report.html" in call("report", tmp_path / "run")
+    assert "<title>Run " in (tmp_path / "run" / "report.html").read_text(), "without a name in the folder of its run"

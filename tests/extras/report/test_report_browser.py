@@ -3,19 +3,18 @@
 import html
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.browser import find
 from fedsync.extras.report.data import read_runs
 from fedsync.extras.report.report_page import page
 from tests.observe.runs import two_silos
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next((path for path in map(shutil.which, NAMES) if path is not None), None)
+BROWSER = find()
 
 # Looks at the page in frames as wide as a screen and as a telephone, and writes down what it finds.
 LOOK = """

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,28 +12,18 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
 from fedsync.extras.report.card import result_rows
-from fedsync.extras.report.data import OrderSpan, RunData, read_run
+from fedsync.extras.report.data import OrderSpan, read_run
 from fedsync.extras.report.drawing.draw_results import over_rounds
 from fedsync.extras.report.read_results import read_results
 from fedsync.extras.report.report_page import MEANINGS, page, section
 from fedsync.extras.report.results import Estimate, Findings, RoundNumbers, fairness
 from fedsync.observe.rounds import RoundPoint
-from tests.extras.report.test_report_page import Reader
+from tests.extras.report.make import Reader, change_json, said, told
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
 
 EVIL = '</style><script>alert("x")</script><img src=x onerror=y>$mathdefault$&|`'
 SECTIONS = {"results", "cross-site", "curves", "learning"}
-
-
-def told(tmp_path: Path, silos: list[str], metrics: dict[str, bool] | None = None) -> RunData:
-    two_silos(tmp_path)
-    add_results(tmp_path, silos, metrics)
-    return read_run(tmp_path)
-
-
-def said(text: str) -> str:
-    return " ".join(" ".join(Reader(text).words).replace("\u00a0", " ").split())
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -81,10 +72,8 @@ def test_fairness_knows_which_end_is_the_worst() -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_without_any_of_it_has_the_page_as_before(tmp_path: Path) -> None:
     two_silos(tmp_path)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    for name in ("evaluation", "best", "last"):  # as of a version of FedSync that wrote none
-        summary.pop(name)
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    # As of a version of FedSync that wrote none.
+    change_json(tmp_path / "summary.json", lambda found: [found.pop(name) for name in ("evaluation", "best", "last")])
     rows = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps({**row, "evaluation": {}}) + "\n" for row in rows))
     assert SECTIONS.isdisjoint(Reader(page([read_run(tmp_path)])).ids)
@@ -93,9 +82,13 @@ def test_a_run_without_any_of_it_has_the_page_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_names_of_silos_and_metrics_are_escaped(tmp_path: Path) -> None:
+def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
     run = told(tmp_path, [EVIL, f"{EVIL}2", f"{EVIL}3"], {EVIL: True, "m" * 200: False, "auroc": True})
-    read = Reader(page([run]))
+    orders = tuple(replace(span, silo=EVIL) for span in run.orders if span.silo == "a")
+    silos = [{**silo, "name": EVIL} for silo in run.summary["silos"][:1]]
+    summary = {**run.summary, "strategy": EVIL, "stopped_by": EVIL, "notes": [EVIL], "silos": silos}
+    bad = replace(run, label=EVIL, config=EVIL, silos=(EVIL,), orders=orders, summary=summary)
+    read = Reader(page([bad, run]))
     assert read.of("script") == read.of("img") == []
     assert EVIL in "".join(read.words)
     assert all(named.get("title", "") == "" or "onerror" not in named for _, named in read.attributes)
@@ -111,8 +104,7 @@ def test_any_number_of_silos_has_a_page(tmp_path: Path, count: int) -> None:
 
 @pytest.mark.slow
 def test_numbers_that_are_none_are_not_estimable(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    add_results(tmp_path, ["a", "b"])
+    told(tmp_path, ["a", "b"])
     for name in ("summary.json", "cross_site.json", "rounds.jsonl"):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text.replace('{"value": 0.8', '{"value": NaN, "x": 0.8').replace("0.1,", "NaN,"))
@@ -124,8 +116,7 @@ def test_numbers_that_are_none_are_not_estimable(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_killed_run_shows_the_versions_that_it_wrote(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    add_results(tmp_path, ["a", "b"])
+    told(tmp_path, ["a", "b"])
     for name in ("summary.json", "evaluation.json", "cross_site.json"):
         (tmp_path / name).unlink()
     text = (tmp_path / "rounds.jsonl").read_text()
@@ -135,24 +126,30 @@ def test_a_killed_run_shows_the_versions_that_it_wrote(tmp_path: Path) -> None:
     assert SECTIONS & set(Reader(page([run])).ids) == {"learning"}
 
 
-@pytest.mark.parametrize("name", ["evaluation.json", "cross_site.json", "rounds.jsonl"])
-@pytest.mark.parametrize(
-    "text", ['{"metrics": 3, "test": 3, "evaluation": 3}\n', "[1]\n", "{\n", '{"test": {"best": 1}}\n']
-)
-def test_a_file_of_another_shape_is_named(tmp_path: Path, name: str, text: str) -> None:
-    two_silos(tmp_path)
-    add_results(tmp_path, ["a", "b"])
-    (tmp_path / name).write_text(text)
-    if name == "rounds.jsonl" and text.startswith('{"test'):
+ODD = ('{"metrics": 3, "test": 3, "evaluation": 3}\n', "[1]\n", "{\n", '{"test": {"best": 1}}\n')
+WRONG = {
+    "evaluation.json": ODD,
+    "cross_site.json": ODD,
+    "rounds.jsonl": ODD[:3],
+    "statistics.json": ('{"columns": 3}',),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_of_another_shape_is_named(tmp_path: Path, name: str) -> None:
+    told(tmp_path, ["a", "b"])
+    for text in WRONG[name]:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+            read_run(tmp_path)
+            pytest.fail(text)
+    if name == "rounds.jsonl":
+        (tmp_path / name).write_text(ODD[3])
         assert read_results(tmp_path, None, {}).rounds == {}
-        return
-    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
-        read_run(tmp_path)
 
 
 def test_a_wrong_value_is_named_by_its_place(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    add_results(tmp_path, ["a", "b"])
+    told(tmp_path, ["a", "b"])
     text = (tmp_path / "evaluation.json").read_text()
     (tmp_path / "evaluation.json").write_text(text.replace('"roc": [[0.0, ', '"roc": [["x", ', 1))
     with pytest.raises(ConfigError, match=r"evaluation\.json: not of the shape that a run writes: roc\.0\.0: .*number"):
@@ -161,11 +158,8 @@ def test_a_wrong_value_is_named_by_its_place(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_where_there_is_nothing_else_the_kept_versions_have_numbers_without_intervals(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    add_results(tmp_path, ["a", "b"])
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    del summary["evaluation"]
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    told(tmp_path, ["a", "b"])
+    change_json(tmp_path / "summary.json", lambda summary: summary.pop("evaluation"))
     assert "auroc 0.870 [no interval] 0.910 [no interval]" in said(page([read_run(tmp_path)]))
 
 
@@ -179,8 +173,7 @@ def test_where_there_is_nothing_else_the_kept_versions_have_numbers_without_inte
     ],
 )
 def test_why_a_version_is_the_best(tmp_path: Path, rule: object, words: str) -> None:
-    two_silos(tmp_path)
-    add_results(tmp_path, ["a", "b"])
+    told(tmp_path, ["a", "b"])
     summary = json.loads((tmp_path / "summary.json").read_text())
     best = read_results(tmp_path, summary, {"evaluation": {"best": rule}}).kept[0]
     assert (best.subject, best.why) == ("best", words)
@@ -188,12 +181,13 @@ def test_why_a_version_is_the_best(tmp_path: Path, rule: object, words: str) -> 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_matrix_of_sealed_runs_has_pooled_numbers_alone(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    add_results(tmp_path, ["a", "b"])
-    document = json.loads((tmp_path / "cross_site.json").read_text())
-    for metric in document["metrics"].values():
-        metric.update(matrix=[], gain={})
-    (tmp_path / "cross_site.json").write_text(json.dumps({**document, "silos": [], "models": [], "missing": []}))
+    def seal(document: dict[str, Any]) -> None:
+        for metric in document["metrics"].values():
+            metric.update(matrix=[], gain={})
+        document.update(silos=[], models=[], missing=[])
+
+    told(tmp_path, ["a", "b"])
+    change_json(tmp_path / "cross_site.json", seal)
     words = said(page([read_run(tmp_path)]))
     assert "Numbers of single silos are sealed, so there is no matrix." in words
     assert "trained by the silo alone 0.800 [0.790, 0.810]" in words

@@ -55,6 +55,9 @@ def test_a_candidate_has_the_strategys_policies_and_the_runs_task(twin: Twin) ->
     assert (one.config.seed, one.config.task) == (3, base.task)
     assert one.config.server_optimizer is not None and one.config.server_optimizer.kind == "fedavgm"
     assert one.config.name == "a-bsp-tuned"
+    own = StrategyConfig.load("lb-bsp", ["task={kind: silo-app, file: app.py}"])
+    (one,), left = candidates(twin, own, ["fedasync"], [5], [""])
+    assert (one.config.local.proximal, left) == (0.0, []), "a loop of one's own has no proximal term"
 
 
 def test_a_candidate_keeps_the_runs_privacy_and_what_watches_over_it(twin: Twin) -> None:
@@ -165,12 +168,6 @@ def test_the_reason_of_a_failure_is_shown_and_what_fails_is_not_applied(
     assert "Fails: fedavg, 5 steps: it diverged" in call("tune", tmp_path, "--strategies", "fedavg", "--steps", "5")
     with pytest.raises(ConfigError, match="no candidate can be run"):
         call("tune", tmp_path, "--strategies", "fedavg", "--apply", tmp_path / "best.yaml")
-
-
-def test_a_loop_of_ones_own_is_tried_without_a_proximal_term(twin: Twin) -> None:
-    base = StrategyConfig.load("lb-bsp", ["task={kind: silo-app, file: app.py}"])
-    (one,), left = candidates(twin, base, ["fedasync"], [5], [""])
-    assert (one.config.local.proximal, left) == (0.0, [])
 
 
 @pytest.mark.slow

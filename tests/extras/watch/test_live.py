@@ -51,18 +51,18 @@ def half_way(runtime: str = "local") -> LiveRun:
     return run
 
 
-def test_the_headline_counts_and_estimates() -> None:
-    """One of four rounds took 1 s, so three more should take 3 s."""
-    line = " ".join(text(half_way()).split())
-    assert line.startswith("mine (local) round 1/4 loss 1.0000 accuracy - 1.5 s ETA 3 s")
+def test_the_headline_counts_and_estimates_and_rows_say_who_waits_and_who_works() -> None:
+    """One of four rounds took 1 s, so three more should take 3 s.
 
-
-def test_who_waits_and_who_works() -> None:
-    """Of 1.5 s, a was busy for 0.5 + 0.5 and waited for 0.5, a third; b was busy all the time."""
+    Of 1.5 s, a was busy for 0.5 + 0.5 and waited for 0.5, a third; b was busy all the time.
+    """
     run = half_way()
+    assert " ".join(text(run).split()).startswith("mine (local) round 1/4 loss 1.0000 accuracy - 1.5 s ETA 3 s")
     assert row(run, "a") == ["a", "idle", "2", "8", "100.0", "-", "33.3%"]
     # b's first order took 0.32 s of training and 0.68 s besides: the second, sent at 1 s, should end at 2 s.
     assert row(run, "b") == ["b", "working", "2", "8", "100.0", "0.5", "0.0%"]
+    run.add(JournalEntry(1.6, (SiloLost(1.6, "b", "gone"),), (), ""))
+    assert row(run, "b")[1] == "gone"
 
 
 def test_what_the_operator_did_is_in_the_table_and_in_the_books() -> None:
@@ -100,12 +100,6 @@ def test_time_passes_between_entries_of_a_real_run_and_not_of_a_virtual_one() ->
     assert "nothing new for 12 s" in " ".join(text(half_way(), quiet_s=12.0).split())
 
 
-def test_a_silo_that_is_gone_is_shown_as_gone() -> None:
-    run = half_way()
-    run.add(JournalEntry(1.6, (SiloLost(1.6, "b", "gone"),), (), ""))
-    assert row(run, "b")[1] == "gone"
-
-
 def test_of_very_many_silos_some_are_shown() -> None:
     run = LiveRun(header())
     names = [f"s{i}" for i in range(MOST_ROWS + 3)]
@@ -113,18 +107,27 @@ def test_of_very_many_silos_some_are_shown() -> None:
     assert "and 3 more" in text(run)
 
 
-def shown(console: Terminal, action: Callable[[], None]) -> str:
+def nothing_comes(seconds: float) -> None:
+    pytest.fail("nothing more comes")
+
+
+def watched(folder: Path, pause: Callable[[float], None] = nothing_comes, terminal: bool | None = None) -> str:
+    console = Terminal(width=160, force_terminal=terminal)
     with console.capture() as capture:
-        action()
+        watch(folder, console, wall=lambda: 0.0, pause=pause)
     return capture.get()
 
 
-def test_a_finished_run_is_shown_once(tmp_path: Path) -> None:
+def test_a_finished_run_is_shown_once_and_without_a_journal_its_summary(tmp_path: Path) -> None:
     two_silos(tmp_path)
-    console = Terminal(width=120)
-    output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("it has ended")))
+    output = watched(tmp_path)
     assert "stopped: 3 rounds done" in " ".join(output.split())
     assert "60.0%" in output, "a waits 4.5 s of 7.5 s"
+    (tmp_path / "journal.jsonl").unlink()
+    assert "who waited for whom" in watched(tmp_path)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(ConfigError, match="no run"):
+        watched(tmp_path)
 
 
 def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
@@ -139,8 +142,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
         with (live / "journal.jsonl").open("a") as file:
             file.write(lines[len(pauses)])
 
-    console = Terminal(width=120, force_terminal=True)
-    output = shown(console, lambda: watch(live, console, wall=lambda: 0.0, pause=grow))
+    output = watched(live, grow, terminal=True)
     assert len(pauses) == len(lines) - 1
     assert "nothing has happened yet" in output
     assert "stopped: 3 rounds done" in output
@@ -150,10 +152,8 @@ def test_a_run_that_failed_and_left_a_summary_ends_the_watch(tmp_path: Path) -> 
     done = two_silos(tmp_path)
     kept = [entry.at_s < 7.5 for entry in done.entries]
     (tmp_path / "journal.jsonl").write_text("".join(done.text.splitlines(keepends=True)[: 1 + sum(kept)]))
-    console = Terminal(width=120)
-    output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("it has ended")))
-    assert "round 2/3" in output
-    assert "cut off" in output
+    output = watched(tmp_path)
+    assert "round 2/3" in output and "cut off" in output
 
 
 @pytest.mark.parametrize(("runtime", "on"), [("local", True), ("deployment", True), ("virtual", False)])
@@ -201,26 +201,12 @@ def test_a_watch_without_a_terminal_ends_with_a_local_run_that_was_killed(tmp_pa
     journal.close()
     (tmp_path / OPERATOR).mkdir(mode=0o700)
     (tmp_path / OPERATOR / LISTENING).touch()
-    console = Terminal(width=160)
-    output = shown(console, lambda: watch(tmp_path, console, pause=lambda _: pytest.fail("nothing more comes")))
-    assert f"`fedsync run --resume {tmp_path}`" in output.replace("\n", "")
-
-
-def test_a_run_without_a_journal_shows_its_summary(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    (tmp_path / "journal.jsonl").unlink()
-    console = Terminal(width=120)
-    assert "who waited for whom" in shown(console, lambda: watch(tmp_path, console))
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run"):
-        watch(tmp_path, Terminal())
+    assert f"`fedsync run --resume {tmp_path}`" in watched(tmp_path).replace("\n", "")
 
 
 def test_a_run_that_has_not_begun_says_whom_it_waits_for(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    console, pauses = Terminal(width=120), list[float]()
+    pauses = list[float]()
 
     def go_on(seconds: float) -> None:
         pauses.append(seconds)
@@ -232,7 +218,7 @@ def test_a_run_that_has_not_begun_says_whom_it_waits_for(tmp_path: Path) -> None
         else:
             (tmp_path / "error.json").write_text('{"kind": "run", "message": "no silo sent a model"}')
 
-    output = " ".join(shown(console, lambda: watch(tmp_path, console, pause=go_on)).split())
+    output = " ".join(watched(tmp_path, go_on).split())
     assert len(pauses) == 3 and "its server process has not started" in output
     assert f"the run has not begun: 2026-01-01T12:00:00Z INFO {MISSING}: berlin answers APPROVAL" in output
     assert output.endswith("the run failed before it began: no silo sent a model") and "\x1b" not in output

@@ -94,6 +94,13 @@ def test_a_score_of_one_half_is_the_first_class_s_as_an_arg_max_has_it() -> None
     assert table[:, :128].sum() == 4 and table[:, 127].tolist() == [2, 2]
 
 
+def test_numbers_have_errors() -> None:
+    torch.manual_seed(1)
+    predicted, truth = torch.randn(50, 1), torch.randn(50)
+    expected = error_sums(predicted[:, 0].double().numpy(), truth.double().numpy())
+    np.testing.assert_allclose(measured(regression(), predicted, truth)["errors/16"], expected, rtol=1e-12)
+
+
 def test_samples_without_a_label_are_left_out() -> None:
     outputs, labels = logits(3)
     masked = labels.clone()
@@ -101,14 +108,6 @@ def test_samples_without_a_label_are_left_out() -> None:
     metrics = [shipped("accuracy", 3), shipped("auroc", 3)]
     for key, sums in measured(metrics, outputs, masked).items():
         np.testing.assert_array_equal(sums, measured(metrics, outputs[1::2], labels[1::2])[key])
-
-
-def test_numbers_have_errors() -> None:
-    torch.manual_seed(1)
-    predicted, truth = torch.randn(50, 1), torch.randn(50)
-    found = measured(regression(), predicted, truth)["errors/16"]
-    expected = error_sums(predicted[:, 0].double().numpy(), truth.double().numpy())
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_overlap_is_that_of_each_image() -> None:
@@ -168,13 +167,8 @@ def test_a_metric_of_one_s_own_is_a_formula_of_sums_of_samples() -> None:
     metric = own("missed", 2, cost, lambda sums: sums[1] / sums[2], higher_is_better=False)
     outputs, labels = logits(2)
     found = measured([metric], outputs, labels)["missed/16"]
-    assert number(metric, found) == pytest.approx(
-        1
-        - (
-            number(shipped("sensitivity", 2), class_sums(ClassCounts(2), labels.numpy(), outputs.argmax(1).numpy()))
-            or 0
-        )
-    )
+    counts = class_sums(ClassCounts(2), labels.numpy(), outputs.argmax(1).numpy())
+    assert number(metric, found) == pytest.approx(1 - (number(shipped("sensitivity", 2), counts) or 0))
     assert metric.interval(found, 1) is not None
     wrong = own("missed", 3, cost, lambda sums: sums[1])
     with pytest.raises(ConfigError, match=r"\[60, 3\]"):
@@ -216,9 +210,6 @@ def test_outputs_and_targets_that_do_not_fit_are_named(
         measured([shipped(name, classes)], outputs, targets)
 
 
-WHOLE = (*classification(2), shipped("concordance"))
-
-
 @pytest.mark.parametrize("kept", [1, 30, 10**6])
 @pytest.mark.parametrize("size", [1, 7, 60])
 def test_counts_are_the_same_bits_however_batches_are_put_together(
@@ -226,16 +217,15 @@ def test_counts_are_the_same_bits_however_batches_are_put_together(
 ) -> None:
     outputs, labels = logits(2)
     times = torch.stack([torch.arange(60) % 9, labels], dim=1)
-    wanted = measured(classification(2), outputs, labels, size=60), measured([WHOLE[-1]], outputs[:, 0], times, 60)
+
+    def counted(size: int) -> dict[str, bytes]:
+        classes = measured(classification(2), outputs, labels, size)
+        pairs = measured([shipped("concordance")], outputs[:, 0], times, size)
+        return {key: sums.tobytes() for key, sums in {**classes, **pairs}.items()}
+
+    expected = counted(60)
     monkeypatch.setattr(measurement, "_KEPT", kept)
-    for found, expected in zip(
-        (measured(classification(2), outputs, labels, size), measured([WHOLE[-1]], outputs[:, 0], times, size)),
-        wanted,
-        strict=True,
-    ):
-        assert {key: sums.tobytes() for key, sums in found.items()} == {
-            key: sums.tobytes() for key, sums in expected.items()
-        }
+    assert counted(size) == expected
 
 
 def test_small_batches_are_summed_together_and_large_ones_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
