@@ -6,7 +6,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -301,7 +301,7 @@ class LyingHub(threading.Thread):
                 line = self._listener.accept()[0]
             except OSError:
                 return
-            with line:
+            with line, suppress(ConnectionError):
                 line.recv(65536)
                 line.sendall(self._answer)
 
