@@ -230,10 +230,5 @@ CORE: Changes = {
             "            self._newest.setdefault(silo, _FIRST)",
             "            pass",
         ),
-        (
-            "who-never-evaluates-keeps-others-from-being-best",
-            "            del self._newest[silo]",
-            "            pass",
-        ),
     ),
 }
