@@ -1,4 +1,4 @@
-"""The house grows no larger: raise a number only in a commit that names the capability that it pays for."""
+"""The house grows no larger: raise a number only in a commit that names the capability or the promise it pays for."""
 
 from pathlib import Path
 
@@ -9,13 +9,14 @@ from bench.cost.house import ROOT, Size, house, measure
 MOST = {
     "fedsync": Size(lines=58015, code=32967, docstrings=9638, largest_folder=19, names_twice=0),
     "fedsync/extras": Size(lines=11779, code=6738, docstrings=1773, largest_folder=11, names_twice=0),
+    "tests": Size(lines=75112, code=49940, docstrings=3201, largest_folder=41, names_twice=34),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 
 
 @pytest.mark.slow
 def test_the_house_gets_no_larger() -> None:
-    sizes = house(others=False)
+    sizes = house()
     for part, most in MOST.items():
         found = sizes[part]
         assert found.lines <= most.lines and found.code <= most.code and found.docstrings <= most.docstrings, part

@@ -72,12 +72,12 @@ def _written(text: str) -> set[int]:
     return {line for each in tokens if each.type not in _NO_CODE for line in range(each.start[0], each.end[0] + 1)}
 
 
-def house(*, others: bool = True) -> dict[str, Size]:
-    """Sizes of ``fedsync`` without extras, of its extras, and of ``others``: the tests and the benchmarks."""
+def house() -> dict[str, Size]:
+    """Sizes of ``fedsync`` without extras, of its extras, of the tests and of the benchmarks."""
     own = sorted((ROOT / "fedsync").rglob("*.py"))
     extras = [path for path in own if "extras" in path.parts]
     parts = {"fedsync": [path for path in own if path not in set(extras)], "fedsync/extras": extras}
-    parts |= {name: sorted((ROOT / name).rglob("*.py")) for name in ("tests", "bench") if others}
+    parts |= {name: sorted((ROOT / name).rglob("*.py")) for name in ("tests", "bench")}
     return {name: measure(files) for name, files in parts.items()}
 
 
