@@ -81,8 +81,8 @@ def release(
             order = state.extensions.ordered(order)
         state.silos[name] = silo.begun(order, now_s)
         actions.append(Dispatch(name, order))
-    evaluating = (name for name in chosen if state.silos[name].orders[-1].evaluate)
-    state.scores.begin(state.version, len(chosen), evaluating)
+    newcomers = (name for name in chosen if state.issued[name] == 1 and state.silos[name].orders[-1].evaluate)
+    state.scores.begin(state.version, len(chosen), newcomers)
 
 
 def hurry(state: CoordinatorState, verdict: Verdict, recent: Sequence[object], actions: list[Action]) -> None:

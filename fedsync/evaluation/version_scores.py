@@ -13,7 +13,7 @@ from fedsync.core.orders import Evaluation, Score
 from fedsync.evaluation.metrics.metric_types import AnyMetric, ExactSum, Statistic, SumsPool, number, statistics_of
 
 _FIRST = -2
-"""Stands for the version that a silo evaluated last, during its first evaluation."""
+"""Stands for the version that a silo evaluated last, during its first order."""
 
 
 def standing_in(numbers: Mapping[str, float]) -> float | None:
@@ -75,8 +75,8 @@ class Scores:
     target for all.
 
     For the same reason, a score counts only if it pools more than half of the silos that ever evaluated a version or
-    are at their first evaluation. Lost silos belong to these silos, dropped silos do not. Other scores are reported,
-    but no decision uses them.
+    are to evaluate one in their first order. Lost silos belong to these silos, dropped silos do not. Other scores are
+    reported, but no decision uses them.
 
     Args:
         metrics: additional metrics of a score.
@@ -100,10 +100,10 @@ class Scores:
     def __post_init__(self) -> None:
         self.known = statistics_of(self.metrics)
 
-    def begin(self, version: int, count: int = 1, evaluating: Iterable[str] = ()) -> None:
-        """Add ``count`` orders based on a version; those of the silos ``evaluating`` are to evaluate it."""
+    def begin(self, version: int, count: int = 1, newcomers: Iterable[str] = ()) -> None:
+        """Add ``count`` orders based on a version; ``newcomers`` are silos that evaluate it in their first order."""
         self._open.setdefault(version, _Pool()).under_way += count
-        for silo in evaluating:
+        for silo in newcomers:
             self._newest.setdefault(silo, _FIRST)
 
     def end(self, version: int, silo: str, evaluation: Evaluation | None) -> None:
@@ -124,7 +124,7 @@ class Scores:
 
     @property
     def starting(self) -> bool:
-        """Whether a silo is at its first evaluation."""
+        """Whether a silo is at its first order."""
         return _FIRST in self._newest.values()
 
     def under_way(self, version: int) -> bool:

@@ -163,3 +163,12 @@ def test_a_dropped_silo_need_not_score_a_version() -> None:
     entry = coordinator.handle([OperatorAsked(1.5, "1", DropSilo("b")), answer("a", orders(entry)["a"], 2.0)], 2.0)
     finish(coordinator, entry, 3.0, 0.6)
     assert coordinator.best == KeepBest(Score(2, 0.6, 2.0), 0.6)
+
+
+def test_silos_that_never_evaluate_do_not_keep_a_version_from_being_the_best() -> None:
+    """b and c have no validation split, and are at work again when a's second score settles."""
+    coordinator, work = begin("a", "b", "c", barrier=Asp(), stop=StopRules(rounds=9))
+    again = orders(coordinator.handle([answer("a", work["a"], evaluation=scored(0.5))], 1.0))["a"]
+    assert orders(coordinator.handle([answer(name, work[name], 2.0) for name in "bc"], 2.0)).keys() == {"b", "c"}
+    coordinator.handle([answer("a", again, 3.0, evaluation=scored(0.7))], 3.0)
+    assert coordinator.best == KeepBest(Score(1, 0.7, 2.0), 0.7)

@@ -16,7 +16,7 @@ def settle(scores: Scores) -> list[Score]:
 
 
 def settled(scores: Scores, version: int, **found: Evaluation | None) -> list[Score]:
-    """What is settled once these silos, and no others, have evaluated a version."""
+    """Scores that settle once these silos, and no others, have evaluated a version."""
     scores.begin(version, len(found))
     for silo, evaluation in found.items():
         scores.end(version, silo, evaluation)

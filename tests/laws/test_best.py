@@ -68,7 +68,7 @@ class Oracle:
     newest: dict[str, Evaluation] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     first: set[str] = field(default_factory=set)
-    """Silos at their first evaluation."""
+    """Silos at their first order."""
     settled: int = -1
     best: tuple[int, float] | None = None
 
@@ -94,7 +94,7 @@ class Oracle:
                 case Dispatch(silo, order):
                     self.at_work.setdefault(silo, {})[order.update_id] = order.base_version
                     self.under_way[order.base_version] += 1
-                    self.first |= {silo} - self.seen if order.evaluate else set()
+                    self.first |= {silo} if order.round == 1 and order.evaluate else set()
                 case Evaluate(version, silos, Split.VALIDATION):
                     self.at_work, self.own = {}, {}
                     self.under_way = Counter({version: len(silos)})
