@@ -32,7 +32,7 @@ SCRIPTS = sorted(
 
 
 def ran(*arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What Python says of these arguments in the repository's folder; it ends with this code."""
+    """Finished Python process with these arguments in the repository's folder; it ends with this code."""
     command, environment = [sys.executable, *arguments], {**os.environ, **variables}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == code, done.stdout + done.stderr

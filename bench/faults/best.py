@@ -113,15 +113,15 @@ def _commits(out: Path) -> int:
 
 
 def _row(strategy: str, out: Path, what: str) -> dict[str, Any]:
-    described = json.loads((out / STATED).read_bytes()) if (out / BEST).is_file() else {}
-    stated = described.get(file_digest(out / BEST)) if described else None
+    path = out / BEST
+    stated = json.loads((out / STATED).read_bytes()).get(file_digest(path)) if path.exists() else None
     if stated is None:
         return {"strategy": strategy, "moment": what, "version": None, "digest": "", "silos": 0, "equal": "no: unknown"}
     told = _told(out, stated["version"])
     equal = bool(told)
     for site in sites_of_run(out, sorted(told)) if told else ():
         with site.trainer() as trainer:
-            loaded = load_model(out / BEST, trainer.facts.layout, trainer.facts.names)
+            loaded = load_model(path, trainer.facts.layout, trainer.facts.names)
             evaluation = trainer.judge(loaded, Cursor(), Split.VALIDATION, Subject.BEST, gains=False)
         name = site.name
         equal &= (evaluation.loss, evaluation.correct) == (told[name]["loss"], told[name]["correct"])

@@ -270,15 +270,19 @@ class Federation:
         for name, work in orders.items():
             heard = self.train(name, self.order(name, **work))
             if heard.payload is not None:
-                self.aggregator.put(name, self.last, heard.payload)
-                self.aggregator.holds(name, self.version)
-                ids.append(self.last)
+                ids.append(self._hold(name, heard.payload))
         return ids
 
     def collect(self, name: str, **changes: Any) -> str:
         """An update of a silo, in the inbox; returns its id."""
-        (update_id,) = self.upload({name: changes})
-        return update_id
+        heard = self.train(name, self.order(name, **changes))
+        assert heard.payload is not None, heard.words
+        return self._hold(name, heard.payload)
+
+    def _hold(self, name: str, update: Payload) -> str:
+        self.aggregator.put(name, self.last, update)
+        self.aggregator.holds(name, self.version)
+        return self.last
 
     def takes(self, name: str, update_id: str, data: bytes) -> bool:
         """Whether the server takes this for an update of the silo, which it orders if none of this name has come."""

@@ -125,7 +125,7 @@ def test_bodies_are_bounded_by_what_is_asked(up: Served) -> None:
         assert answered(up, line, bad, body, content_length=5) == "400", bad
     chunked = b"5\r\n12345\r\n0\r\n\r\n"
     assert answered(up, line, FrameHead(5, 3), chunked, transfer_encoding="chunked") == "411"
-    both = answered(up, line, FrameHead(5, 3), transfer_encoding="chunked", content_length=5)
+    both = answered(up, line, FrameHead(5, 3), chunked, transfer_encoding="chunked", content_length=5)
     assert both in ("400", "411")
     assert answered(up, line, FrameHead(10, 3), body, content_length=5) == "400", "less than its head says"
     assert up.hub.receive(0.1) == []

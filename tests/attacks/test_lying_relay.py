@@ -55,7 +55,7 @@ def federation(request: pytest.FixtureRequest, tmp_path: Path) -> Federation:
 
 
 def _envelopes(federation: Federation, version: int = 0) -> list[Envelope]:
-    """What the silos seal for the next version."""
+    """Sealed updates of the silos for the next version."""
     region = SealedRegion(federation.plan, federation.keys.server)
     for name in federation.examples:
         federation.begin(name, version)

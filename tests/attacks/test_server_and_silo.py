@@ -32,14 +32,14 @@ def agreement(found: Vector, truth: Vector) -> float:
 
 
 def opened(federation: Federation) -> Vector:
-    """What the friend's model moves by, once it is sent all that the server has; empty without a model."""
+    """Change of the friend's model once it is sent all that the server has; empty without a model."""
     federation.bring([FRIEND])
     model = federation.silos[FRIEND].model
     return model - federation.first_model if len(model) else model
 
 
 def isolated(federation: Federation) -> float:
-    """What the friend's model tells of the victim's first update."""
+    """Share of the victim's first update that the friend's model tells, 0..1."""
     return agreement(opened(federation), federation.own_update(VICTIM, federation.first_model))
 
 

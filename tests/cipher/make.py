@@ -101,7 +101,7 @@ class Federation:
             self.begin(name, version)
 
     def all_for(self, name: str) -> CatchUp:
-        """What a silo is sent that has nothing."""
+        """Message to a silo that has nothing."""
         self.aggregator.holds(name, -1)
         return decode(self.aggregator.outgoing(name))
 

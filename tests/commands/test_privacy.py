@@ -34,7 +34,7 @@ def silos(tmp_path: Path) -> Path:
 
 
 def ran(folder: Path, silos: Path, *settings: str, strategy: str = "private.yaml") -> tuple[str, dict[str, Any]]:
-    """What a run of the example prints, and its summary."""
+    """Output of a run of the example, and its summary."""
     sets = [word for each in settings for word in ("--set", each)]
     told = call("run", HEART / strategy, "--silos", silos, "--out", folder / "run", "--runtime", "virtual", *sets)
     return told, json.loads((folder / "run" / "summary.json").read_text())

@@ -41,7 +41,7 @@ def blocks(page: Path) -> dict[str, str]:
 
 
 def carry_out(script: str, folder: Path) -> str:
-    """What a script prints in a process of its own: a kind that is registered stays."""
+    """Output of a script in a process of its own: a kind that is registered stays."""
     command = [sys.executable, "-c", HEAD + script]
     done = subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True, text=True)
     return done.stdout

@@ -1,4 +1,4 @@
-"""What users of Flower's strategies do: they change a round's configuration, make metrics, and override methods."""
+"""Habits of users of Flower's strategies: they change a round's configuration, make metrics, and override methods."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -63,7 +63,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "InitialModel": {"layout": {"names": ["w"], "shapes": [[2, 3]]}},
     "Refused": {"code": "memory", "text": "out of it"},
 }  # fmt: skip
-"""What an honest silo writes, by its type."""
+"""Replies that an honest silo writes, by their type."""
 
 
 HUGE = [10**19, -(10**19), 10**30, 10**308, 10**400, -(10**4000), 10**5000]

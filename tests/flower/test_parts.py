@@ -31,7 +31,7 @@ TIMING = replace(cut_off_runs.TIMING, look_s=0.05)
 def started(
     folder: Path, monkeypatch: pytest.MonkeyPatch, task: object, *overrides: str, grid: DirectGrid | None = None
 ) -> RunResult:
-    """What comes of a run, with keys where it is encrypted."""
+    """Result of a run, with keys where it is encrypted."""
     config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(task)}", *overrides])
     keys = with_keys(config, folder, monkeypatch)
     return FedSync(config, SILOS, out=folder / "run", timing=TIMING, keys=keys).start(grid or DirectGrid(3))

@@ -46,7 +46,7 @@ def test_a_forecast_follows_a_silo_that_has_become_faster_or_slower(case: Case, 
 
 @given(seen=speeds, alpha=st.sampled_from([0.2, 0.3, 1.0]), load=st.none() | st.floats(0.0, 1.0))
 def test_a_moving_average_is_what_its_formula_says(seen: list[float], alpha: float, load: float | None) -> None:
-    """Whatever the silo says of its processors and memory."""
+    """The load of processors and memory, which the silo reports, changes nothing."""
     kind = ("predictor", "ema", {"alpha": alpha})
     predictor, expected = policies_of(kind, STOP).predictor, seen[0]
     newest = policies_of(("predictor", "memoryless", {}), STOP).predictor

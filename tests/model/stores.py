@@ -1,4 +1,4 @@
-"""What tests of models share."""
+"""Helpers of tests of models."""
 
 from pathlib import Path
 

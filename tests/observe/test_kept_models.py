@@ -39,7 +39,7 @@ def there(out: Path) -> int | None:
 
 
 def best_of(out: Path) -> Any:
-    """What best.json says of the file; None where there is none, or another."""
+    """Entry of best.json for the file; None where there is none, or another."""
     path = out / BEST
     return json.loads((out / STATED).read_bytes()).get(_digest(path)) if path.exists() else None
 

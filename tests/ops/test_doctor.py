@@ -58,7 +58,7 @@ def supervised(state: Path) -> Path:
 
 
 def health_file(state: Path, age_s: float = 0.0, /, **told: object) -> None:
-    """What a supervisor said so long ago."""
+    """File of a supervisor that was written so long ago."""
     at = (NOW - timedelta(seconds=age_s)).isoformat()
     said = {"state": "running", "since": "x", "restarts": 0, "at": at, **told}
     (state / "health.json").write_text(json.dumps(said))

@@ -50,7 +50,7 @@ def planned(config: StrategyConfig, machines: ClusterConfig) -> dict[str, float 
 
 
 def as_planned(config: StrategyConfig, machines: ClusterConfig, out: Path) -> dict[str, float]:
-    """What a run spends, which is what its plan says."""
+    """Epsilon that a run spends, by silo, which is that of its plan."""
     found = spent(config, machines, out)
     assert found == pytest.approx(planned(config, machines), abs=1e-9)
     return found

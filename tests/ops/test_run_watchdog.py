@@ -59,7 +59,7 @@ class Server:
             self.look(float(now_s))
 
     def resumptions(self, name: str = "a") -> list[float]:
-        """When it tried to resume a run."""
+        """Times at which it tried to resume a run [s]."""
         return [now_s for now_s, run in self.resumed if run == name]
 
     def told(self, folder: Path) -> dict[str, object]:

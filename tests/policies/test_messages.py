@@ -1,4 +1,4 @@
-"""What policies refuse is said to the letter, with what to write instead.
+"""Exact messages of refusing policies, with the remedy.
 
 ``tests/config/test_policies.py`` has what strategy files are refused for.
 """

@@ -1,4 +1,4 @@
-"""What tests of sealed runs share: five silos with digits, and what their journals say."""
+"""Helpers of tests of sealed runs: five silos with digits, and readers of their journals."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -33,12 +33,12 @@ Lie = Callable[[Federation], list[Link]]
 
 
 def taking_back(*versions: int) -> Lie:
-    """What these versions added, in one link and in this order."""
+    """One link that takes back the additions of these versions, in this order."""
     return lambda rounds: [undo(*(entry_of(rounds, version) for version in versions))]
 
 
 def adding(version: int, *under: int) -> Lie:
-    """What was added by one version, under other numbers."""
+    """Links that add the sum of one version under other numbers."""
     return lambda rounds: [Link(ADD, (rewritten(rounds, entry_of(rounds, version), other),)) for other in under]
 
 
@@ -60,7 +60,7 @@ LIES: dict[str, tuple[int, Lie, str]] = {
         1, lambda rounds: [Link(EMPTY), rounds.aggregator._chain.links[1]], "version",
     ),
 }  # fmt: skip
-"""What a silo holds, links that it is sent then, and the check that fails."""
+"""Version that a silo holds, links that it is sent then, and the check that fails."""
 
 
 @pytest.mark.parametrize("what", LIES)

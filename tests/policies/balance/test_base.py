@@ -1,4 +1,4 @@
-"""Which work a balancer refuses, and totals that are no multiples."""
+"""Work that a balancer refuses, and totals that are no multiples."""
 
 import numpy as np
 import pytest
