@@ -222,7 +222,10 @@ def test_what_the_supervisor_says(tmp_path: Path) -> None:
     health_file(tmp_path, 5, state="restarting", restarts=3, last_error="no data")
     failed(health.check_health(tmp_path, NOW), "3 restarts; no data", "logs")
     health_file(tmp_path, 500, state="restarting")
-    assert health.check_health(tmp_path, NOW).ok and not health.is_running(tmp_path, NOW)
+    failed(health.check_health(tmp_path, NOW), "although nobody stopped it; it was restarting at 2", "start it again")
+    assert not health.is_running(tmp_path, NOW)
+    health_file(tmp_path, 500, state="stopped")
+    assert health.check_health(tmp_path, NOW) == checks.Check("health", True, "not running")
     (tmp_path / "health.json").write_text("{")
     assert health.check_health(tmp_path, NOW).detail == "not running"
 
@@ -232,7 +235,8 @@ def test_a_supervisor_that_was_killed_is_not_running_although_its_last_words_are
         health_file(tmp_path)
         assert health.is_running(tmp_path, NOW)
         assert health.check_health(tmp_path, NOW).detail == "running since x, 0 restarts"
-    for check in (health.check_health, health.check_registration, health.check_runs):
+    assert not health.check_health(tmp_path, NOW).ok
+    for check in (health.check_registration, health.check_runs):
         assert check(tmp_path, NOW).detail == "not running"
 
 

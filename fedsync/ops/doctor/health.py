@@ -30,7 +30,11 @@ MANY_TRIES = 6
 def check_health(state: Path, now: datetime) -> Check:
     health = _health(state)
     if health is None or not _is_recent(health.get("at"), now, FRESH_S):
-        return Check("health", True, "not running")
+        last = _health(state, dead=True) or {}
+        if last.get("state", "stopped") == "stopped":
+            return Check("health", True, "not running")
+        detail = f"not running, although nobody stopped it; it was {last['state']} at {last.get('at')}"
+        return Check("health", False, detail, f"See {state / 'logs'}, and start it again")
     detail = f"{health.get('state')} since {health.get('since')}, {health.get('restarts')} restarts"
     if health.get("state") == "restarting":
         return Check("health", False, f"{detail}; {health.get('last_error')}", f"See {state / 'logs'}")
@@ -130,9 +134,11 @@ def _table(values: dict[str, object], key: str) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _health(state: Path) -> dict[str, object] | None:
-    try:  # a killed supervisor leaves a health file that is still recent, but no lock
-        found = json.loads((state / HEALTH_FILE).read_text(encoding="utf-8")) if held(state / LOCK_FILE) else None
+def _health(state: Path, *, dead: bool = False) -> dict[str, object] | None:
+    """Health file of a running supervisor, or also of a dead one, whose last health file can still be recent."""
+    try:
+        found = json.loads((state / HEALTH_FILE).read_text(encoding="utf-8"))
+        found = found if dead or held(state / LOCK_FILE) else None
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
