@@ -30,14 +30,25 @@ CONTRACT = {
 SILO_CONTRACT = {"name", "orders", "steps", "samples", "compute_s", "overhead_s", "wait_s", "batch_size"}
 
 
+FEW_BITS = ["wire={up: int8, down: bf16}", "server_optimizer={kind: cautious-adam}", "local.momentum=0.9"]
+SEALED = ["cipher={kind: bfv, members: 2}", "server_optimizer={kind: fedadam}"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [SMALL, pytest.param(UNEVEN, marks=pytest.mark.full)])
-def test_all_runtimes_end_with_the_same_bits(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param([SMALL, *FEW_BITS], id="few bits"),
+        pytest.param([SMALL, *SEALED], id="sealed"),
+        pytest.param([UNEVEN], id="uneven", marks=pytest.mark.full),
+    ],
+)
+def test_all_runtimes_end_with_the_same_bits(settings: list[str], tmp_path: Path) -> None:
     """With declared speeds; that FedAvg does, too, is below.
 
     Digits that are dealt unevenly bring libraries of data into each process, which takes as long as all the rest.
     """
-    config = StrategyConfig.load("lb-bsp", [*SHORT, task, "balancer.speeds=declared"])
+    config = StrategyConfig.load("lb-bsp", [*SHORT, *settings, "balancer.speeds=declared"])
     models, summaries = {}, {}
     for runtime in Runtime:
         out = tmp_path / runtime
