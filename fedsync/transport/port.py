@@ -11,10 +11,8 @@ from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Connected node; its ``node_id`` is negative behind a relay.
-
-    ``name`` is the name of its registered key, empty for none. ``since`` changes when the node was away and came back,
-    and so has lost its questions.
+    """Connected node; its ``node_id`` is negative behind a relay. ``name`` is the name of its registered key, empty for
+    none. ``since`` changes when the node was away and came back, and so has lost its questions.
     """
 
     node_id: int
