@@ -180,16 +180,16 @@ class Work:
         """Return model, optimizer and loader for a loop with differential privacy.
 
         Batches are drawn by Poisson sampling, so their sizes differ. A step of the optimizer clips the gradient of each
-        row, adds noise, and divides by ``batch_size``. Do one step for each batch. The loss is a mean over rows that
-        do not depend on each other. Without ``dp-sgd`` in the strategy file, all three are returned unchanged.
+        row, adds noise, and divides by ``batch_size``. Do one step for each batch. The loss is a mean over rows that do
+        not depend on each other. Without ``dp-sgd`` in the strategy file, all three are returned unchanged.
 
         Args:
-            model: the module of ``silo.use``, or one that holds it and trains nothing else.
+            model: the module of ``silo.use``, or a module that holds it and trains nothing else.
             optimizer: new in each order.
-            loader: from `loader`; it has the same private batches as the returned one from now on.
+            loader: from `loader`; it has the same private batches as the returned loader from now on.
 
         Raises:
-            ConfigError: an argument is not one of these.
+            ConfigError: an argument is not as described.
         """
         if self._private is None:
             return model, optimizer, loader

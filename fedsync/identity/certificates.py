@@ -1,8 +1,9 @@
 """TLS certificates of a federation: its own certificate authority, the server's certificate, and its check by silos.
 
 Every silo gets the authority's certificate and trusts nothing else. The authority's key signs and stays offline. Keys
-are ECDSA on P-256. Source: X.509 version 3 as profiled by RFC 5280; host names as in RFC 6125 (subject alternative
-names only).
+are ECDSA on P-256.
+
+Source: X.509 version 3 as profiled by RFC 5280; host names as in RFC 6125 (subject alternative names only).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class NodeKey:
 
 
 def make_node_key(name: str, folder: Path) -> NodeKey:
-    """Return the folder's node key of a silo, ``NAME.node`` and ``NAME.node.pub``; make one on P-384 if there is none.
-    A missing folder gets mode 0700. `ConfigError` for a forbidden name, an unsuitable folder, or a damaged key.
+    """Return the folder's node key of a silo, ``NAME.node`` and ``NAME.node.pub``; a missing key is made, on P-384. A
+    missing folder gets mode 0700. `ConfigError` for a forbidden name, an unsuitable folder, or a damaged key.
     """
     check_silo_name(name)
     private_folder(folder)

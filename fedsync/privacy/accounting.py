@@ -44,8 +44,8 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
 
 
 def fits(releases: Mapping[Release, int], most: float, delta: float, kind: AccountantKind = "pld") -> bool:
-    """Return whether ``releases`` cost an epsilon of at most ``most``; arguments and errors as for `epsilon`. If the
-    bound by RDP is more than twice ``most``, the exact figure is not computed.
+    """Return whether ``releases`` cost an epsilon of at most ``most``; arguments and errors as for `epsilon`. The exact
+    figure is not computed if the bound by RDP is at most ``most``, or far above it.
     """
     rough = epsilon(releases, delta, "rdp")
     return rough <= most or (kind == "pld" and rough <= 2 * most + 1 and epsilon(releases, delta) <= most)

@@ -92,9 +92,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateModel:
-    """Request to evaluate a model version on a split; ``owner`` names the silo whose own model it is; empty for the
-    server's.
-    """
+    """Request to evaluate a model version on a split; ``owner`` names the silo whose own model it is, or is empty."""
 
     version: int
     split: Split = Split.VALIDATION

@@ -36,7 +36,7 @@ class Transport(Protocol):
         """Wait for answers, at most ``seconds``."""
 
     def waiting(self, names: Collection[str]) -> set[str]:
-        """Return those of these questions that cannot be lost, so that the driver need not repeat them."""
+        """Return the questions among ``names`` that cannot be lost, so that the driver need not repeat them."""
 
     def keep(self, names: Collection[str]) -> None:
         """Drop all other questions, whose answers are no longer expected."""

@@ -76,9 +76,9 @@ class SiloAnswer:
 class FrameHead:
     """Header of a request or response: lengths of the parts of its body [bytes], and references to parts elsewhere.
 
-    The body is the run's specification (``spec``), the text, and the payload, unless that is a ``blob`` (digest) of
-    ``nbytes``. ``number`` is that of the question, ``ticket`` admits the upload of a large answer of at most ``most``
-    bytes, and ``relay`` is 1 if a relay answers. ``empty`` is 1 if there is a payload, of 0 bytes.
+    The body is the run's specification (``spec``), the text, and the payload, unless the payload is a ``blob`` (digest)
+    of ``nbytes``. ``number`` is that of the question, ``ticket`` admits the upload of a large answer of at most
+    ``most`` bytes, and ``relay`` is 1 if a relay answers. ``empty`` is 1 if there is a payload, of 0 bytes.
     """
 
     text: int

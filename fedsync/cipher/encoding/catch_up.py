@@ -56,8 +56,7 @@ Piece = bytes | memoryview | Payload
 def attesters(silos: int) -> int:
     """Number of silos that must vouch for a snapshot, its author included: half of all silos with a key, rounded up.
 
-    The server could lie about the silos of a run, so all silos count that have a key: the administrator decides on
-    keys.
+    The server could lie about the silos of a run. Keys come from the administrator, so all silos with a key count.
     """
     return -(-silos // 2)
 

@@ -95,9 +95,7 @@ class Authentic:
     _hasher: Callable[[], WordHash]
 
     def spans(self) -> Iterator[Words]:
-        """Yield copies of all words, uint64 [chunks of a span, words of a chunk]; `ProtocolError` if words have
-        changed.
-        """
+        """Yield copies of all words, uint64 [chunks of a span, words of a chunk]; `ProtocolError` if words changed."""
         hasher = self._hasher()
         for span, reached in zip(_copies(self._words, self.head.form, self._sender), self._reached, strict=True):
             hasher.take(span)

@@ -248,8 +248,7 @@ def _signed(
 def _read_head(view: memoryview, expected: Expected, payload: int) -> tuple[Head, int]:
     """Read header and annex, compare them with ``expected``, and return the head and the start of the payload.
 
-    The expected length depends on suite, lanes and chunks, so they are compared first; ``payload`` is its part in
-    bytes.
+    Suite, lanes and chunks are compared first, because the expected length of ``payload`` [bytes] depends on them.
     """
     check = FieldCheck(expected.sender)
     if len(view) < _FIXED.size + TRAILER_BYTES:

@@ -63,9 +63,7 @@ def slots_of(statistic: Statistic) -> int:
 
 
 def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
-    """Encode one silo's sums, int64 [slots_of(statistic)]; `ValueError` if their number is wrong, or one is not
-    allowed.
-    """
+    """Encode one silo's sums, int64 [slots_of(statistic)]; `ValueError` for a wrong number of sums or an invalid sum."""
     if len(sums) != statistic.size:
         raise ValueError(f"{len(sums)} sums of {statistic.key}, which has {statistic.size}")
     if statistic.whole:

@@ -77,9 +77,7 @@ def open_group(folder: Path) -> GroupKey:
 
 
 def open_ring(folder: Path) -> Ring:
-    """Read all keys of a silo; `ConfigError` if a file is missing, damaged or open to others, or the group lacks this
-    silo.
-    """
+    """Read all keys of a silo; `ConfigError` if a file is missing, damaged or public, or the group lacks this silo."""
     own, group = open_silo(folder), open_group(folder)
     if group.members.get(own.name) != own.public:
         problem = f"the group key was not issued to these keys of {own.name!r}"

@@ -1,11 +1,12 @@
-"""Key bundle: carries the group secret from the administrator to one silo, unreadable for the server. Its format is
+"""Key bundle: carries the group secret from the administrator to one silo, unreadable for the server.
 
     magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
     | AES-256-GCM of group key [32] and BFV context | signature [64]
 
 The wrapping key is HKDF-SHA256 of an X25519 exchange between the ephemeral key and the silo's pinned key. The header is
 input of HKDF and associated data of AES-GCM. The signature covers all bytes before it; it is checked before parsing.
-Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a signature around it.
+
+Source: HPKE (RFC 9180) in its base mode, with a signature around it.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PublicKeys:
-    """Public half of a silo's keys: X25519 and Ed25519, 32 bytes each; else `ValueError`."""
+    """Public half of a silo's keys: X25519 and Ed25519, 32 bytes each; `ValueError` for another length."""
 
     exchange: bytes
     signing: bytes
@@ -60,7 +60,7 @@ class PublicKeys:
 
     @property
     def usable(self) -> bool:
-        """Whether a secret can be agreed on with the exchange key; with a point of low order it would be zero."""
+        """Whether a secret can be agreed on with the exchange key; a point of low order would make the secret zero."""
         try:
             X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.exchange))
         except ValueError:
@@ -94,15 +94,14 @@ class SiloKeys:
         return cls(name, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
 
     def sign(self, context: bytes, data: bytes) -> bytes:
-        """Ed25519 signature, 64 bytes. ``context`` separates uses: a signature never passes for a signature of another
-        use.
-        """
+        """Ed25519 signature, 64 bytes. ``context`` names the use: a signature is never valid for another use."""
         return sign(self.signing, context, data)
 
     def agree(self, other: PublicKeys, context: bytes, length: int = KEY_BYTES) -> bytes:
         """Derive a secret of ``length`` bytes that only this silo and the other can compute, one per ``context``.
-        `ValueError` if the other's key is not `PublicKeys.usable`; members' keys were checked when pinned. Source:
-        X25519, then HKDF-SHA256 with both public keys in order as salt.
+        `ValueError` if the other's key is not `PublicKeys.usable`; members' keys were checked when pinned.
+
+        Source: X25519, then HKDF-SHA256 with both public keys in order as salt.
         """
         public = X25519PublicKey.from_public_bytes(other.exchange)
         shared = X25519PrivateKey.from_private_bytes(self.exchange).exchange(public)
@@ -176,9 +175,10 @@ def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes)
     """Encrypt bytes so that only a holder of the group key can read them, and nobody can change them.
 
     The blob opens only under the same ``purpose`` and with the same ``associated`` bytes (silo, version). It has magic,
-    epoch, salt, and for each part of `PART_BYTES` ciphertext and tag: 60 bytes more than ``data`` for one part. Source:
-    AES-256-GCM. The key is derived from a fresh salt and used once. So the nonce can be the number of the part, and the
-    number of blobs has no bound. Each part is bound to the number of parts: no part can be left out.
+    epoch, salt, and for each part of `PART_BYTES` ciphertext and tag: 60 bytes more than ``data`` for one part.
+
+    Source: AES-256-GCM. The key is derived from a fresh salt and used once. So the nonce can be the number of the part,
+    and the number of blobs has no bound. Each part is bound to the number of parts: no part can be left out.
     """
     head = _BLOB_MAGIC + group.epoch.to_bytes(4, "little")
     salt = secrets.token_bytes(KEY_BYTES)

@@ -10,8 +10,9 @@ cover the digest. A seed that is revealed later is accepted only if it fits its 
 Every seed is split into *shares*. A silo gets a share of the own seed, then of each pair seed by name, encrypted with a
 key that follows from the context and the two silos' key pairs for the run. A seed is the value at 0 of a polynomial
 modulo a prime above 2^256 with fresh uniform coefficients; the share of holder x is the value at x. Fewer than
-``threshold`` shares disclose nothing. A changed share yields a wrong seed, which only the commitment reveals. Source:
-Shamir 1979, "How to share a secret".
+``threshold`` shares disclose nothing. A changed share yields a wrong seed, which only the commitment reveals.
+
+Source: Shamir 1979, "How to share a secret".
 """
 
 from __future__ import annotations
@@ -74,9 +75,7 @@ def commitment(seed: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Seeds of one silo's masks (its own mask, and pair masks by name of the other silo), or one holder's shares of
-    them.
-    """
+    """Seeds of one silo's masks: its own mask, and pair masks by name; or one holder's shares of these seeds."""
 
     own: bytes = field(repr=False)
     pairs: Mapping[str, bytes] = field(repr=False)
@@ -120,9 +119,7 @@ class Annex:
         return annex
 
     def check(self, seeds: Seeds, dropped: set[str], sender: str) -> None:
-        """Check the own seed and the pair seeds with ``dropped`` silos against the commitments; `ProtocolError` if they
-        differ.
-        """
+        """Check the own seed and the pair seeds with ``dropped`` silos; `ProtocolError` if a commitment differs."""
         told = {name: commitment(seed) for name, seed in seeds.pairs.items()}
         if told.keys() != dropped or not dropped <= self.pairs.keys() or commitment(seeds.own) != self.own:
             raise ProtocolError(sender, "reveals", "the seeds differ from the requested seeds, or from the commitments")

@@ -9,7 +9,9 @@ not cancel.
 Of n silos, k may collude with the server. The *threshold* t satisfies 2 t > n + k and t <= n. After a silo is lost, the
 others sign the list of the remaining silos, and t signatures are needed. Two different lists cannot both get t: honest
 silos sign one list and the k silos sign both, which gives at most (n - k) + 2 k = n + k signatures. The k silos also
-have fewer than t shares. Source: Bonawitz et al. 2017, section 6.2 (the active adversary), theorem 6.5.
+have fewer than t shares.
+
+Source: Bonawitz et al. 2017, section 6.2 (the active adversary), theorem 6.5.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _SIGNED = b"mask announcement 1"
 
 
 def least_survivors(colluding: int) -> int:
-    """Number of silos that a sum needs: the colluding silos, and two honest ones that hide each other's updates."""
+    """Number of silos that a sum needs: the colluding silos, and two honest silos that hide each other's updates."""
     return colluding + 2
 
 
@@ -49,9 +51,7 @@ def announce(pair: SiloKeys, run: bytes) -> bytes:
 
 
 def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, PublicKeys]:
-    """Return run digest and keys of an announcement; `ProtocolError` if unsigned by ``signing``, or the key is
-    unusable.
-    """
+    """Return run digest and keys of an announcement; `ProtocolError` if not signed by ``signing``, or not usable."""
     text, signature = announcement[:-SIGNATURE_BYTES], announcement[-SIGNATURE_BYTES:]
     if len(announcement) != ANNOUNCEMENT_BYTES or not is_signed(signing, _SIGNED, text, signature):
         raise ProtocolError(sender, "announcement", "the key for masks is not signed by its silo")

@@ -5,7 +5,8 @@
     signed     context | signature [64]
     revealed   context | the silo's own seed and pair seeds | by name, shares of the seeds of each lost survivor
 
-The server sends ``sign`` and ``reveal``, silos answer ``signed`` and ``revealed``: as `frames`, this word first.
+The server sends ``sign`` and ``reveal``; silos answer ``signed`` and ``revealed``. A message is encoded as `frames`,
+with this word as its first frame.
 
 | state | next | by |
 |---|---|---|
@@ -119,9 +120,7 @@ class SignAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RevealAnswer:
-    """Seeds that a survivor reveals: its own seed, its pair seeds with silos that dropped out, and shares of such seeds
-    of lost survivors, by name.
-    """
+    """Seeds of a survivor: its own, pair seeds with silos that dropped out; and shares of lost survivors' seeds."""
 
     context: bytes
     seeds: Seeds

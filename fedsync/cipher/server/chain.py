@@ -14,7 +14,7 @@ from fedsync.model.chunked_arrays import give_back, spans
 
 class Chain:
     """Links from version ``first`` to version ``newest``, one for each version. A link never changes. ``paused`` counts
-    the versions that changed nothing.
+    the versions by `pause`, which equal the version before.
     """
 
     def __init__(self) -> None:

@@ -198,7 +198,7 @@ class Inbox:
         return taken
 
     def _fit(self, taken: dict[str, Update], newest: int) -> None:
-        """Drop updates beyond those that one sum holds; not always of the same silos, so begin elsewhere each time."""
+        """Drop updates beyond the limit of one sum, each time of other silos."""
         names, added, fitting = list(taken), Counter[bytes](), set[Update]()
         first = newest % max(len(names), 1)
         for update in dict.fromkeys(taken[name] for name in (*names[first:], *names[:first])):
@@ -210,7 +210,7 @@ class Inbox:
         _drop(taken, lambda update: update not in fitting, most)
 
     def _agree(self, taken: dict[str, Update], statement: Callable[[Update], tuple[int, bytes]], why: str) -> None:
-        """Of statements on one number, keep the most frequent; keep ties, too, unless masks must be removed."""
+        """Keep updates with the most frequent statement on each number, and ties unless masks must be removed."""
         said = Counter(map(statement, taken.values()))
         most = {number: max(said[pair] for pair in said if pair[0] == number) for number, _ in said}
         usual = {pair for pair, count in said.items() if count == most[pair[0]]}

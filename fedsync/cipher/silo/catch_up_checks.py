@@ -3,7 +3,7 @@
 1. *Decode*: every sum and the calibration are cut out and have the right form.
 2. *Authenticate*: `Authenticator` verifies that every sum is what its members sealed.
 3. *Place*: each link fits the links before it. Its updates are new, enough, from silos of the group, and start from
-  versions that this silo knows; an UNDO link reverts what was added last.
+   versions that this silo knows; an UNDO link reverts what was added last.
 
 Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. A silo can compute a version's digest D
 (`history`) only after it has opened all links up to this version. So `alike_members` finds only after opening which
@@ -72,7 +72,8 @@ class CatchUpReader:
 
     def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
         """Verify that silos sealed the whole catch-up; nothing is opened. `ProtocolError` if a part fails a check.
-        ``base`` is the state that it continues, None for version 0; ``author`` made the snapshot that ``base`` is from.
+        ``base`` is the state that the catch-up continues, None for version 0. ``author`` made the snapshot that
+        ``base`` is from.
         """
         decoded = None if base is not None else self._calibration(received.calibration)
         sums = [

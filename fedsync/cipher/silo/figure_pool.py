@@ -137,7 +137,7 @@ def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Silos of a run's first published answer, and their number of test samples. All later answers have the same."""
+    """Silos of a run's first published answer, and their number of test samples; all later answers need the same."""
 
     silos: frozenset[str]
     samples: int
@@ -192,9 +192,7 @@ def _rounded(value: float) -> float:
 
 
 def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:
-    """``evaluation`` in a form that silos can add: all sums of the run, or zeros; `ConfigError` for more samples than a
-    header can count.
-    """
+    """``evaluation`` as silos can add it: all sums of the run, or zeros; `ConfigError` for too many samples."""
     known = {one.key: one for one in statistics}
     found = usable(silo, evaluation, known)
     if found is None or known.keys() - found.sums.keys():

@@ -110,9 +110,7 @@ class LinkRecords:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Memory of a run R at a silo: ``chains`` are the D of the versions in ``records``. Both are empty before the first
-    model.
-    """
+    """Memory of a run R at a silo; ``chains`` are the D of ``records``, and both are empty before the first model."""
 
     MOST_BYTES: ClassVar = _HEAD.size + WINDOW * _RECORD.size  # upper bound of the length of `to_bytes`
 

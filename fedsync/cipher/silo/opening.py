@@ -66,7 +66,7 @@ class _Opened:
     """Effect of one entry on the model: ``change`` is float32 [values], a private array.
 
     ``tally`` sums the headers of the ``counted`` sums. ``shown`` has the exponents that the largest values need, as for
-    a single update. ``spoiled`` names the silos of spoiled sums, without sums that a server can spoil.
+    a single update. ``spoiled`` names the silos in sums that only a silo can have spoiled.
     """
 
     change: Vector
@@ -189,9 +189,7 @@ class Opener:
         return replace(state, pool=pool, best=best, offered=None), figures
 
     def _judged(self, state: ReplicaState, entry: ReadEntry) -> _Opened:
-        """Effect of an entry without its spoiled sums. Whether a sum is spoiled does not depend on the others, so the
-        sums are opened at most twice.
-        """
+        """Effect of an entry without its spoiled sums. A sum is spoiled by itself, so sums are opened at most twice."""
         spoiled: dict[int, ProtocolError] = {}
         grids, optimizer = state.scales.grids(self._plan, self._ring.group), self._plan.optimizer
         for index, one in enumerate(entry.sums):
@@ -228,9 +226,7 @@ class Opener:
     def _change(
         self, state: ReplicaState, entry: ReadEntry, chosen: Sequence[int], spoiled: dict[int, ProtocolError]
     ) -> _Opened:
-        """Change of the model by the chosen sums of an entry. ``spoiled`` receives chosen sums that turn out to be
-        spoiled; the result is then useless.
-        """
+        """Change of the model by the chosen sums. If ``spoiled`` receives a sum, the result is useless."""
         plan, weighting = self._plan, self._plan.weighting
         grids = state.scales.grids(plan, self._ring.group)
         sealer, pipeline = self._sealer, self._pipeline

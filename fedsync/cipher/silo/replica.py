@@ -71,8 +71,8 @@ class EncryptedReplica:
         file: file of the state; updates are sealed in its folder. None keeps everything in memory.
         pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.
-        first_model: SHA-256 of another first model than the task's that may be sent, hexadecimal, or `ANY_MODEL`.
-        origin: name under which the run began, if it has another now: sealed data uses this name, masks the new name.
+        first_model: hexadecimal SHA-256 of a first model that may replace the task's, or `ANY_MODEL`.
+        origin: name under which the run began, if its name has changed: sealed data uses this name, masks the new name.
         seeded: noise on updates comes from the seeds of orders, which only virtual time may do.
     """
 

@@ -66,7 +66,7 @@ class Scales:
         exponents: exponents of the tensors, one tuple for each change, the newest last, at most `MAX_GRIDS`.
         count: updates added since the last agreement, including those that could not be opened.
         voters: votes of each silo since then, one with each opened update; ``votes`` is the sum of their tallies.
-        shown: exponent of each tensor that the largest value of their sums needs; empty where there are no votes.
+        shown: exponent that each tensor's largest value in the opened sums needs; empty where there are no votes.
     """
 
     exponents: tuple[tuple[int, ...], ...]
@@ -110,7 +110,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """State of one silo. ``version`` is -1 before the first model, float32 [values].
+    """State of one silo; ``version`` is -1 before the first model. ``model`` is float32 [values].
 
     Args:
         added: newest serials of each silo's added updates, ascending, so that no update is added twice.

@@ -28,9 +28,7 @@ P = TypeVar("P", Slots, Words)
 
 
 class Pipeline(Protocol):
-    """Sealer and opener of portions of chunks, in order, possibly several at a time; the first portion begins with
-    chunk 0.
-    """
+    """Sealer and opener of portions of chunks from chunk 0 on, in order, possibly several portions at a time."""
 
     def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]: ...
 

@@ -30,8 +30,8 @@ _ZEROS = bytes(1 << 16)
 
 class Keystream:
     """Pseudorandom words, by AES-256 in counter mode: uniform to anyone without the key, the same for all who have it.
-    Each key, of 32 bytes, has one use only: the counter starts at a fixed value. ``start`` is the number of words to
-    skip, even.
+    Each key, of 32 bytes, has one use only: the counter starts at a fixed value. ``start`` is an even number of words
+    to skip.
     """
 
     def __init__(self, key: bytes, start: int = 0) -> None:
@@ -68,7 +68,7 @@ class Numbers:
 
 
 def redraw(numbers: Words, modulus: int, key: bytes, chunk: int) -> None:
-    """Replace numbers at or above the modulus, in place, by others of the same key; about 1 of 2^34 numbers is."""
+    """Replace numbers at or above the modulus, about 1 of 2^34, in place by other numbers of the same key."""
     for slot in np.flatnonzero(numbers >= np.uint64(modulus)).tolist():
         number, attempt = modulus, 0
         while number >= modulus:

@@ -165,9 +165,7 @@ class AgentSession:
                 self._begin(line, session, question)
 
     def _line_of(self, join: Join, secret: str) -> HubLine:
-        """Return the session's connection, the same after a break, because answering threads use it; another connection
-        for another authority.
-        """
+        """Return the session's connection, the same after a break, because answering threads use it."""
         if self._line is None or self._line[:2] != (join, secret):
             if self._line is not None:
                 self._line[2].close()
@@ -289,7 +287,7 @@ class Agent:
                 self._sessions[name][0].invite(joined)
 
     def _make_room(self) -> bool:
-        """End the session with the longest silence, first one whose hub never answered; False if all hubs answer."""
+        """End the longest silent session, but first a session whose hub never answered; False if all hubs answer."""
         sessions = {name: session for name, (session, _) in self._sessions.items()}
         name = max(sessions, key=lambda each: (not sessions[each].heard, sessions[each].unheard_s))
         session = sessions[name]

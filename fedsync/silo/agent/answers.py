@@ -58,9 +58,7 @@ def connect(identity: Identity) -> Ask:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Context of a question: configurations of the node and the run, and Flower's ids of both. A node of a relay's app
-    has ``relay``, the app's socket.
-    """
+    """Context of a question: configurations of the node and the run, and Flower's ids of both."""
 
     node: Config
     run: Config = field(default_factory=dict)

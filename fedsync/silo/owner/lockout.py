@@ -91,17 +91,15 @@ class Lockout:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Serialize messages over all trainers of the silo, from the check to the count; raises as `check`. Otherwise,
-        a server that asks many trainers at once could test many forgeries before the lockout.
+        """Serialize messages over all trainers of the silo, from the check to the count; raises as `check`. Without
+        this lock, a server that asks many trainers at once could test many forgeries before the lockout.
         """
         with self._held(_TURN):
             self.check()
             yield
 
     def count(self, reason: str) -> None:
-        """Count a failure durably. If that fails, raise `SiloLocked`, and answer nothing until the failure can be
-        counted.
-        """
+        """Count a failure durably. If that fails, raise `SiloLocked`, and answer nothing until it can be counted."""
         failure = IntegrityFailure(datetime.now(UTC).isoformat(timespec="seconds"), reason[:_MOST_REASON])
         self._uncounted = failure.reason
         try:

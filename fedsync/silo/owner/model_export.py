@@ -51,9 +51,7 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of `export_kept`: file and version of the state dict, the version in ``best.pt``, and other runs that are
-    kept.
-    """
+    """Result of `export_kept`: file and version of the state dict, the version in ``best.pt``, and other kept runs."""
 
     file: Path
     run: KeptRun

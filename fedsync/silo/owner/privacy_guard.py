@@ -152,9 +152,7 @@ class PrivacyGuard(SessionExtension):
         )
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
-        """Give back the releases that an order did not make, and return its outcome as it may leave; raises as
-        `begins`.
-        """
+        """Give back the releases that an order did not make; return its outcome as it may leave. Raises as `begins`."""
         report = outcome.report
         evaluation, releases = None, self._releases_of(order, max(report.steps, 0))
         if order.evaluate or report.evaluation is not None:
@@ -168,8 +166,8 @@ class PrivacyGuard(SessionExtension):
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
 
     def judged(self, judge: Judge, of: str) -> Evaluation:
-        """Enter an evaluation before it begins, since its failure may depend on the data; return the part that may
-        leave. Raises as `begins`.
+        """Enter an evaluation, since even its failure may depend on the data; return what may leave. Raises as
+        `begins`.
         """
         self._enter(of, self._scored())
         return self._told(judge(False) if self.tells else None, of)
@@ -245,8 +243,8 @@ class PrivacyGuard(SessionExtension):
 
 
 class AccountedTrainer:
-    """Trainer for a first estimate of updates, with ledger entries before its orders and a public number of rows: other
-    silos learn the scale of the estimate, on which a silo seals.
+    """Trainer for a first estimate of updates, with ledger entries before its orders and a public number of rows: the
+    estimate sets the scale on which the silo seals, and other silos learn this scale.
     """
 
     def __init__(self, guard: PrivacyGuard) -> None:

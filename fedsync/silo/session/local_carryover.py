@@ -24,8 +24,8 @@ CARRIED, OWN = "carried", "own"  # subfolder for vectors in use; name of the vec
 
 class LocalCarryover(SessionExtension):
     """A silo's last update, as long as orders may carry it over; it is saved with the last order. Large vectors are in
-    the trainer's ``folder``, if given. Unless the update is ``sent_as_it_is``, its memory becomes the payload: a copy
-    is kept.
+    the trainer's ``folder``, if given. If the payload reuses the update's memory (not ``sent_as_it_is``), a copy is
+    kept.
     """
 
     def __init__(self, folder: Path | None = None, *, sent_as_it_is: bool) -> None:

@@ -69,10 +69,8 @@ class TrainerService:
         self._surveys = isinstance(spec.task, SurveyConfig)
         self._versions = spec.versions or (None if spec.stop is None else spec.stop.rounds)
         self._waits = bool(spec.emulate) or spec.task.own_loop
-        self.hangs = False
-        """Whether a task hangs, so that this process is of no further use."""
-        self.on_hang: Callable[[], None] = lambda: None
-        """Called on a hang, before any reply."""
+        self.hangs = False  # whether a task hangs, so that this process is of no further use
+        self.on_hang: Callable[[], None] = lambda: None  # called on a hang, before any reply
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True, confined=confined)
         self._session = session
         self.name, self.facts = session.name, session.facts

@@ -73,10 +73,8 @@ class Door:
         self, sessions: Sessions, blobs: Blobs, delivered: Callable[[Queued, SiloAnswer], None], lock: RLock
     ) -> None:
         self._sessions, self._blobs, self._delivered, self._lock = sessions, blobs, delivered, lock
-        self.over = False
-        """Silos are told that the run is over."""
-        self.told = set[str]()
-        """Silos that were told so."""
+        self.over = False  # whether silos are told that the run is over
+        self.told = set[str]()  # silos that know that the run is over
         self.app = Starlette(
             routes=[
                 Route(f"{BASE}/join", self._join, methods=["POST"]),

@@ -51,8 +51,8 @@ class Queued:
 
 @dataclass(slots=True)
 class HubSession:
-    """Session of one silo, with SHA-256 digests of secrets, empty for none. ``secret`` is the session's, ``invited`` an
-    unused join's, and ``used`` the join's that began the session.
+    """Session of one silo, with SHA-256 digests of secrets, empty for none. ``secret`` is of the session, ``invited``
+    of an unused join, and ``used`` of the join that began the session.
     """
 
     silo: str
