@@ -102,7 +102,7 @@ class HubLine:
     def answer(
         self, asked: ReceivedQuestion, text: str, payload: Payload | None = None, *, relay: bool = False
     ) -> None:
-        """Answer a question; uploads a large payload first, may be repeated. `ProtocolError` for a too large payload."""
+        """Answer a question, after the upload of a large payload; may be repeated. `ProtocolError` if too large."""
         beside, ticket = b"", ""
         if payload is not None and payload.nbytes > asked.most:
             raise ProtocolError(SERVER, "question", f"an answer of {payload.nbytes} bytes, at most {asked.most}")

@@ -63,7 +63,7 @@ def slots_of(statistic: Statistic) -> int:
 
 
 def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
-    """Encode one silo's sums, int64 [slots_of(statistic)]; `ValueError` for a wrong number of sums or an invalid sum."""
+    """Encode one silo's sums, int64 [slots_of(statistic)]; `ValueError` for a wrong number of sums or a bad sum."""
     if len(sums) != statistic.size:
         raise ValueError(f"{len(sums)} sums of {statistic.key}, which has {statistic.size}")
     if statistic.whole:

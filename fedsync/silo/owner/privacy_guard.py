@@ -166,9 +166,7 @@ class PrivacyGuard(SessionExtension):
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
 
     def judged(self, judge: Judge, of: str) -> Evaluation:
-        """Enter an evaluation, since even its failure may depend on the data; return what may leave. Raises as
-        `begins`.
-        """
+        """Enter an evaluation, since even its failure may depend on data; return what may leave. Raises as `begins`."""
         self._enter(of, self._scored())
         return self._told(judge(False) if self.tells else None, of)
 
