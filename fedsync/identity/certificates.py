@@ -289,6 +289,7 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, Cert
 
 
 def trusting(authority: Path) -> ssl.SSLContext:
+    """Return a context that trusts only this certificate; `ConfigError` if the file cannot be read."""
     try:
         return ssl.create_default_context(cafile=str(authority))
     except OSError as error:  # an SSLError is one

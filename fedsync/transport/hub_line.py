@@ -198,6 +198,7 @@ class HubLine:
 
     @staticmethod
     def _checked(reply: httpx.Response) -> None:
+        """Check a response's status; a temporary failure becomes a httpx.TransportError, and may be retried."""
         status = reply.status_code
         if status == 401:
             raise JoinRefused("the hub knows neither this join nor its session; another join begins one")

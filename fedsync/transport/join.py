@@ -58,6 +58,7 @@ class Join:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Parse the result of `dump`; `ProtocolError` if it is invalid."""
         try:
             found: Any = json.loads(text) if len(text) <= _MOST_CHARACTERS else None
             join = cls(**{**found, "addresses": tuple(found["addresses"])})

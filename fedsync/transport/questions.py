@@ -96,6 +96,7 @@ class FrameHead:
 
     @classmethod
     def parse(cls, line: str, sender: str = SERVER) -> Self:
+        """Parse the result of `dump`; `ProtocolError` if it is invalid."""
         try:
             found = json.loads(line) if len(line) < 1000 else None
             head = cls(**{"text": 0, "number": 0, **found}) if isinstance(found, dict) else None

@@ -66,18 +66,20 @@ def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
 
 
 def open_silo(folder: Path) -> SiloKeys:
+    """Read a silo's own pairs; `ConfigError` if the file is missing, damaged or open to others."""
     record = read_record(folder / SILO_FILE, _SiloRecord, "Make the keys with `fedsync keys silo NAME`")
     return SiloKeys(record.name, record.exchange, record.signing)
 
 
 def open_group(folder: Path) -> GroupKey:
+    """Read the accepted group key; `ConfigError` if the file is missing, damaged or open to others."""
     remedy = "Accept the administrator's bundle: `fedsync keys accept`"
     record = read_record(folder / GROUP_FILE, _GroupRecord, remedy)
     return GroupKey(record.epoch, record.context, record.key, record.members, record.administrator)
 
 
 def open_ring(folder: Path) -> Ring:
-    """Read all keys of a silo; `ConfigError` if a file is missing, damaged or public, or the group lacks this silo."""
+    """Read all keys of a silo; `ConfigError` as `open_silo`, or if the group does not have this silo."""
     own, group = open_silo(folder), open_group(folder)
     if group.members.get(own.name) != own.public:
         problem = f"the group key was not issued to these keys of {own.name!r}"

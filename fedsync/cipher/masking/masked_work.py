@@ -43,6 +43,7 @@ class WorkDone:
 
     @classmethod
     def of(cls, order: WorkOrder, done: WorkReport, way: int) -> Self:
+        """Work done of an order; ``way`` in steps, times the samples if updates are weighted by samples."""
         if order.scores_only:
             return cls(0, 0, 0, 0)
         budget = 0 if order.budget_s is None else max(1, min(round(order.budget_s * 1000), 2**63))

@@ -220,6 +220,7 @@ def admit(member: Member, added: dict[str, tuple[int, ...]], ring: Ring) -> None
 
 
 def clear_values(data: Piece, size: int) -> Vector:
+    """Decode values in the clear, float32 [size]; `ProtocolError` for a wrong number or a non-finite value."""
     if len(data) != 4 * size:
         raise ProtocolError(SERVER, "length", f"{len(data)} bytes in the clear, not {4 * size}")
     values = np.frombuffer(data, dtype="<f4").astype(np.float32)

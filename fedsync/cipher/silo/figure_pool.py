@@ -106,6 +106,7 @@ class FigurePool:
         return FigurePool(), PooledFigures(version, _mean(pool.loss, pool.updates), score)
 
     def to_json(self) -> list[Any]:
+        """Encode for a silo's file; floats are restored bit by bit."""
         found = self.evaluation
         sums = None if found is None else [found.loss, found.correct, found.samples, dict(found.sums)]
         versions = self.evaluated, self.began, self.offered

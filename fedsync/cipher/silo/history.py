@@ -145,6 +145,7 @@ class History:
         return History(self.run, self.records, (*self.chains, chain))
 
     def chain(self, version: int) -> bytes | None:
+        """D of a version; None if the version is forgotten or was not reached."""
         at = version - self.records.newest - 1
         return self.chains[at] if -len(self.chains) <= at < 0 else None
 

@@ -209,6 +209,7 @@ class Asked:
         return cls(folder / name)
 
     def _read(self) -> None:
+        """Read the file. An unreadable file counts as if every subject had been tested."""
         if self.file is None or not self.file.exists():
             return
         try:

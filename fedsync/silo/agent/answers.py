@@ -53,6 +53,7 @@ Fetch = Callable[[Path], Payload | None]  # download of a question's payload; a 
 
 
 def connect(identity: Identity) -> Ask:
+    """Connect to a silo's trainer; tests replace this function by a trainer in the same process."""
     return TrainerClient(identity).ask
 
 

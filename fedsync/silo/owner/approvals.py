@@ -153,6 +153,7 @@ class Approvals:
         raise AwaitsApproval("approve", problem, "Read and approve it with `fedsync silo approve`")
 
     def waiting(self) -> list[AskedRun]:
+        """Return pending runs, the longest waiting first. Damaged files are skipped: the server asks again."""
         found = [self._read(path) for path in self._files(_WAITING)]
         return sorted((kept.run for kept in found if kept is not None), key=lambda run: run.since)
 

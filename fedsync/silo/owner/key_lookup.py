@@ -42,6 +42,7 @@ def many_keys() -> bool:
 
 
 def has_keys() -> bool:
+    """Return whether this silo has keys; a silo with keys sends no update in the clear."""
     return bool(os.environ.get(KEYS))
 
 

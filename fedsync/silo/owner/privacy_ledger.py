@@ -124,6 +124,7 @@ class PrivacyLedger:
         return taken(self.file.with_suffix(".lock"), inf)
 
     def _read(self) -> None:
+        """Read the entries of other processes; cut off an incomplete line, whose result never left."""
         if self.file is None or not self.file.exists():
             if self._n and self.file is not None:
                 raise ConfigError(str(self.file), "the ledger is missing", "Restore it")

@@ -267,6 +267,7 @@ class RoomChannel:
         return bool(wait([self._end], seconds))
 
     def close(self) -> None:
+        """Shut the channel down, even while another thread uses it."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 

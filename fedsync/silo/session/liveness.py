@@ -180,6 +180,7 @@ class Trainers:
             self.look()
 
     def look(self) -> None:
+        """Probe each trainer once; blocks up to `PROBE_S` for each silent trainer."""
         seen: dict[str, Seen] = {}
         for folder in sorted(self._root.glob("*")):
             pid = tenant(folder)

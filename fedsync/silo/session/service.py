@@ -178,6 +178,7 @@ class TrainerService:
             return self._session.evaluate(received, request)
 
     def _give_up(self) -> None:
+        """Mark this process as unusable: the hanging thread never ends, and holds locks that other threads need."""
         self.on_hang()
         self.hangs = True
 

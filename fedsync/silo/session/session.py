@@ -166,6 +166,7 @@ class SiloSession:
         return self._trainer.facts.kept_names
 
     def initial_model(self) -> Vector:
+        """Return the model before any training, float32 [layout.size]; the same at every silo."""
         return self._trainer.initial_model()
 
     def save_model(self, path: Path, model: Vector) -> None:

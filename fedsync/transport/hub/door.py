@@ -293,6 +293,7 @@ def _number(text: str) -> int:
 
 
 def _length(request: Request, most: float = inf) -> int:
+    """Return the announced length of the body, which is mandatory, before the body is read."""
     text = request.headers.get("content-length", "0" if most == 0 else "")
     if not text or "transfer-encoding" in request.headers:
         raise HTTPException(411, headers=_CLOSE)
@@ -338,6 +339,7 @@ def _append(path: Path, pieces: list[bytes]) -> None:
 
 
 async def _is_whole(upload: Upload, digest: str) -> bool:
+    """Whether the received bytes have the announced digest; other bytes are deleted."""
     found = await asyncio.to_thread(file_digest, upload.path)
     if found != digest:
         upload.path.unlink(missing_ok=True)

@@ -115,6 +115,7 @@ class Hub:
     # Silos.
 
     def invite(self, silo: str, addresses: Collection[str], authority: str) -> Join:
+        """Return a join for a silo, which no other silo may get; arguments as in `Join`."""
         with self._lock:
             return Join(tuple(addresses), self._sessions.invite(silo), authority, self._sessions.run, silo)
 
