@@ -32,8 +32,7 @@ _grid = lru_cache(maxsize=256)(QuantizationGrid)
 CAP = 2**20
 """Largest weight n_i where silos weigh by samples, and times 64 by precision. No silo's count is disclosed."""
 
-FIRST_EXPONENT = 0
-"""Exponent of every tensor before silos have voted."""
+FIRST_EXPONENT = 0  # exponent of every tensor before silos have voted
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class EncryptionPlan:
     Args:
         kind: name of the suite.
         bits: bits of a quantised value.
-        layout: layout of the whole model.
-        weighting: rule by which a commit weighs its updates.
         quorum: number of updates after which silos agree on the next exponents.
         only: patterns of tensor names; others travel in the clear. Empty: all tensors are sealed.
         seal_metrics: losses and evaluations travel in the header chunk instead of the report. A silo's number of
@@ -58,9 +55,8 @@ class EncryptionPlan:
         work_ratio: with masks, largest allowed ratio of the work of two updates in one sum.
         noise: clipping and noise of whole updates; exponents then follow from it, and not from votes.
 
-    Raises:
-        ConfigError: a pattern matches no tensor; or a sum of `quorum` updates, or the sums of metrics, do not fit; or
-            `members` exceeds the updates of a round.
+    Raises `ConfigError` if a pattern matches no tensor; a sum of ``quorum`` updates, or the sums of metrics, do not
+    fit; or ``members`` exceeds the updates of a round.
     """
 
     kind: str
@@ -103,9 +99,8 @@ class EncryptionPlan:
 
     @cached_property
     def headroom(self) -> int:
-        """Bits by which the next updates may grow without being clipped.
-
-        Of 16 bits, three can be spared. Of 8 bits, each counts, and clipping a few values costs less.
+        """Bits by which the next updates may grow without being clipped. Of 16 bits, three can be spared. Of 8 bits,
+        each counts, and clipping a few values costs less.
         """
         return 3 if self.bits == 16 else 1
 
@@ -132,7 +127,6 @@ class EncryptionPlan:
 
     @cached_property
     def statistics(self) -> tuple[Statistic, ...]:
-        """Statistics whose sums are in headers, sorted by key."""
         known = statistics_of(self.metrics) if self.seal_metrics else {}
         return tuple(known[key] for key in sorted(known))
 
@@ -184,7 +178,6 @@ class EncryptionPlan:
         return vector
 
     def _spans(self) -> Iterator[tuple[bool, slice, slice]]:
-        """(sealed?, slice in the tensor's own vector, slice in the whole vector) of each tensor."""
         start, inside = 0, {True: 0, False: 0}
         for size, hidden in zip(self.layout.sizes, self._hidden, strict=True):
             yield hidden, slice(inside[hidden], inside[hidden] + size), slice(start, start + size)
@@ -193,7 +186,6 @@ class EncryptionPlan:
 
 
 def check_sums(metrics: Sequence[AnyMetric]) -> None:
-    """Check that all metrics' sums fit a sealed header; else raise `ConfigError`, naming the first in excess."""
     left, known = MOST_SUMS, statistics_of(metrics)
     for statistic in (known[key] for key in sorted(known)):
         needs = slots_of(statistic)

@@ -21,27 +21,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class SiloApp:
     """Training code of a user, as functions that the silo calls.
 
-    The silo calls ``setup`` once per process, ``train`` for each order, and ``evaluate`` for each evaluation.
-
-    A function gets the arguments that it names as parameters: ``silo`` (`fedsync.client.Silo`), ``work``
+    The silo calls ``setup`` once per process, ``train`` for each order, and ``evaluate`` for each evaluation. A
+    function gets the arguments that it names as parameters: ``silo`` (`fedsync.client.Silo`), ``work``
     (`fedsync.client.Work`, in ``train`` only) and the values that ``setup`` gave to ``silo.use``.
     """
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
-        self.opaque = False
-        """Whether ``train`` counts as one long step without visible inner steps."""
+        self.opaque = False  # whether ``train`` counts as one long step without visible inner steps
 
     def setup(self) -> Callable[[Function], Function]:
         """Register the function that loads model and data, once per process; it returns ``silo.use(...)``."""
         return self._registered("setup")
 
     def train(self, *, opaque: bool = False) -> Callable[[Function], Function]:
-        """Register the function that trains the model in place, for one order.
-
-        Args:
-            opaque: the function takes ``work.rows`` and trains on them in one go. It counts as one step, so neither a
-                deadline nor the server can end it early.
+        """Register the function that trains the model in place, for one order. An ``opaque`` function takes
+        ``work.rows`` and trains on them in one go. It counts as one step, so neither a deadline nor the server can end
+        it early.
         """
         self.opaque = opaque
         return self._registered("train")
@@ -65,8 +61,7 @@ class SiloApp:
 
     def call(self, name: str, known: Mapping[str, Any]) -> Any:
         """Call the function ``setup``, ``train`` or ``evaluate`` with the arguments of ``known`` that it names.
-
-        Raises `ConfigError` if the function is missing or needs an unknown argument, and any error of the function.
+        `ConfigError` if the function is missing or needs an unknown argument.
         """
         function = self._functions.get(name)
         if function is None:
@@ -96,8 +91,7 @@ def _must_be_given(parameter: inspect.Parameter) -> bool:
     )
 
 
-Scalar = bool | int | float | str
-"""A value of Flower's node and run configurations."""
+Scalar = bool | int | float | str  # value of Flower's node and run configurations
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,6 @@ from fedsync.client.work import Work, refuse_unprivate
 
 class FedSyncTrainerCallback(TrainerCallback):
     """Callback that counts batches of `Trainer.train` as steps of an order, and stops training at the order's end.
-
     Evaluations during training do not count as training time.
     """
 
@@ -26,7 +25,6 @@ class FedSyncTrainerCallback(TrainerCallback):
         next(self._steps)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Count a batch whose gradient is accumulated."""
         try:
             next(self._steps)
         except StopIteration:
@@ -53,13 +51,9 @@ class FedSyncTrainerCallback(TrainerCallback):
 def trainer_for(work: Work, trainer: Trainer) -> Trainer:
     """Make ``trainer`` train on an order's batches until the order ends, and return it.
 
-    The trainer keeps its model, optimizer, schedule, collator, columns and workers. Schedules span the order.
-
-    In a private run, the steps of its optimizer are private. ``max_grad_norm`` then has no effect, because a private
-    step replaces the gradient that the trainer clips.
-
-    Args:
-        trainer: its data set must have as many samples as ``setup`` reported.
+    The trainer keeps its model, optimizer, schedule, collator, columns and workers. Its data set must have as many
+    samples as ``setup`` reported. Schedules span the order. In a private run, the steps of its optimizer are private.
+    ``max_grad_norm`` then has no effect, because a private step replaces the gradient that the trainer clips.
 
     Raises:
         ConfigError: the run is private, and an option of ``trainer`` has no private steps.
@@ -86,7 +80,6 @@ def trainer_for(work: Work, trainer: Trainer) -> Trainer:
 
 
 def _unprivate(trainer: Trainer) -> dict[str, bool]:
-    """Used options that have no private steps, or let a loss choose steps or learning rates."""
     args, callbacks = trainer.args, trainer.callback_handler.callbacks
     return {
         "gradient_accumulation_steps": args.gradient_accumulation_steps != 1,

@@ -39,14 +39,12 @@ class _Request(NamedTuple):
 
 
 def fetch(dataset: Any, rows: list[int], collate: Collate) -> Any:
-    """Fetch the batch of some samples, with one ``__getitems__`` call if the data set has it, like `DataLoader`."""
     many = getattr(dataset, "__getitems__", None)
     return collate(many(rows) if many else [dataset[row] for row in rows])
 
 
 class LastingLoader(Generic[T]):
     """Loader of batches of a map-style data set. Its workers persist, and keep the data set as it was at their start.
-
     ``options`` are those of `torch.utils.data.DataLoader`, with at least one worker, and none that defines batches.
     """
 
@@ -96,9 +94,8 @@ class LastingLoader(Generic[T]):
 
 
 class KeptLoader:
-    """Cache of the last order's `LastingLoader`, reused while orders read the same data set with the same options.
-
-    A data set is the same if it is the same object with unchanged attributes, including data sets among the attributes.
+    """Cache of the last order's `LastingLoader`, reused while orders read the same data set with the same options. A
+    data set is the same if it is the same object with unchanged attributes, including data sets among the attributes.
     Changes inside a list or an array are not detected.
     """
 

@@ -60,7 +60,6 @@ class FedSyncCallback(lightning.Callback):
 
 
 def _unprivate(trainer: Any) -> dict[str, bool]:
-    """Used options that have no private steps, or let a loss choose steps or learning rates."""
     return {
         f"{len(trainer.optimizers)} optimizers": len(trainer.optimizers) != 1,
         "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,

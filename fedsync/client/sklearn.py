@@ -44,9 +44,8 @@ class SklearnModel(nn.Module):
 
     @contextmanager
     def estimator(self) -> Iterator[Any]:
-        """Return the estimator with the model's values, to fit, predict or score; the model then takes its values.
-
-        The estimator is new each time: only ``coef_`` and ``intercept_`` persist between orders.
+        """Return the estimator with the model's values, to fit, predict or score; the model then takes its values. The
+        estimator is new each time: only ``coef_`` and ``intercept_`` persist between orders.
         """
         estimator = clone(self._estimator)
         arrays = {name: getattr(self, name).cpu().numpy().copy() for name in _FITTED}

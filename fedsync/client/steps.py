@@ -19,8 +19,7 @@ class CountsSteps(Protocol):
 
     max_steps: int
     batch_size: int
-    sized: bool
-    """Whether batches are known to have this size; set here."""
+    sized: bool  # whether batches are known to have this size; set here
 
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]: ...
 
@@ -55,9 +54,8 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
 
 
 def untimed(msg: Any) -> AbstractContextManager[None]:
-    """Context for work between two of the `steps` that is no training, such as a validation.
-
-    See `fedsync.client.Work.untimed`; it does nothing without an order in the message.
+    """Context for work between two of the `steps` that is no training, such as a validation. See
+    `fedsync.client.Work.untimed`; it does nothing without an order in the message.
     """
     order = _order_of(msg)
     return nullcontext() if order is None else order.untimed()
@@ -69,7 +67,6 @@ def _order_of(msg: Any) -> CountsSteps | None:
 
 
 def _of_size(loader: Iterable[T], size: int) -> Iterable[T] | None:
-    """Return the loader with batches of this size; None if its way to make batches is unknown."""
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return None
     own = loader.batch_sampler

@@ -22,15 +22,14 @@ from fedsync.core.orders import WorkOrder
 T = TypeVar("T")
 Rows = NDArray[np.int64]
 
+# Options of a `DataLoader` that the order decides.
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
-"""Options of a `DataLoader` that the order decides."""
 
 
 class Steps(Protocol):
     """Counter of local steps; see `fedsync.train.order_clock.Pace`."""
 
-    missized: int
-    """Number of batches whose size differs from the order's."""
+    missized: int  # number of batches whose size differs from the order's
 
     def step(self) -> bool: ...
 
@@ -48,9 +47,8 @@ class PrivateSteps(Protocol):
 
 
 def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Iterator[T]:
-    """Yield batches and count each as a local step, up to ``most`` steps or until ``steps`` ends the order.
-
-    ``size`` is the expected number of samples per batch; None if it is known to be right.
+    """Yield batches and count each as a local step, up to ``most`` steps or until ``steps`` ends the order. ``size`` is
+    the expected number of samples per batch; None if it is known to be right.
     """
     try:
         for done, batch in enumerate(batches, start=1):
@@ -164,7 +162,7 @@ class Work:
             options: of `torch.utils.data.DataLoader`: ``num_workers``, ``collate_fn``, ``pin_memory`` and so on.
 
         Raises:
-            ConfigError: an option is one that the order decides.
+            ConfigError: the order decides one of the options, or the data set has another number of samples.
         """
         ours = [name for name in _OURS if name in options]
         if ours:
@@ -182,16 +180,16 @@ class Work:
         """Return model, optimizer and loader for a loop with differential privacy.
 
         Batches are drawn by Poisson sampling, so their sizes differ. A step of the optimizer clips the gradient of each
-        row, adds noise, and divides by ``batch_size``. Do one step for each batch. The loss is a mean over rows that
-        do not depend on each other. Without ``dp-sgd`` in the strategy file, all three are returned unchanged.
+        row, adds noise, and divides by ``batch_size``. Do one step for each batch. The loss is a mean over rows that do
+        not depend on each other. Without ``dp-sgd`` in the strategy file, all three are returned unchanged.
 
         Args:
-            model: the module of ``silo.use``, or one that holds it and trains nothing else.
+            model: the module of ``silo.use``, or a module that holds it and trains nothing else.
             optimizer: new in each order.
-            loader: from `loader`; it has the same private batches as the returned one from now on.
+            loader: from `loader`; it has the same private batches as the returned loader from now on.
 
         Raises:
-            ConfigError: an argument is not one of these.
+            ConfigError: an argument is not as described.
         """
         if self._private is None:
             return model, optimizer, loader
@@ -201,9 +199,8 @@ class Work:
         return model, stepping, loader.drawn(rows, self._private)
 
     def batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield a user's own batches, as many as the order has steps; each counts as ``batch_size`` samples.
-
-        Raises `ConfigError` if the order already has a loop over its steps.
+        """Yield a user's own batches, as many as the order has steps; each counts as ``batch_size`` samples. Raises
+        `ConfigError` if the order already has a loop over its steps.
         """
         size = None if isinstance(batches, _Lazily) else self.batch_size
         yield from counted(batches, self._begun(), self.max_steps, size)
@@ -237,9 +234,8 @@ class Work:
         return self._steps
 
     def untimed(self) -> AbstractContextManager[None]:
-        """Context for work between two batches that is no training, such as a validation.
-
-        Only training time affects a balancer. The order's time limit, if any, includes the untimed work.
+        """Context for work between two batches that is no training, such as a validation. Only training time affects a
+        balancer. The order's time limit, if any, includes the untimed work.
         """
         return nullcontext() if self._steps is None else self._steps.untimed()
 

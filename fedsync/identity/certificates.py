@@ -1,7 +1,7 @@
 """TLS certificates of a federation: its own certificate authority, the server's certificate, and its check by silos.
 
-Every silo gets the authority's certificate and trusts nothing else. The authority's key signs and stays offline.
-Keys are ECDSA on P-256.
+Every silo gets the authority's certificate and trusts nothing else. The authority's key signs and stays offline. Keys
+are ECDSA on P-256.
 
 Source: X.509 version 3 as profiled by RFC 5280; host names as in RFC 6125 (subject alternative names only).
 """
@@ -68,8 +68,7 @@ class ServerCertificate:
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
     """Contents of a certificate: common name, covered hosts, end of validity (UTC), and SHA-256 (hexadecimal).
-
-    ``authority`` is True if the certificate may sign others.
+    ``authority``: it may sign other certificates.
     """
 
     subject: str
@@ -82,9 +81,8 @@ class CertificateFacts:
 def make_authority(
     folder: Path, name: str = "FedSync authority", days: int = AUTHORITY_DAYS, now: datetime | None = None
 ) -> Authority:
-    """Make an authority for one federation, in a folder that is created with mode 0700 if missing.
-
-    Raises `ConfigError` if the folder already has an authority, or is unsuitable.
+    """Make an authority for one federation, in a folder that is created with mode 0700 if missing. `ConfigError` if the
+    folder already has an authority, or is unsuitable.
     """
     private_folder(folder)
     authority = Authority.at(folder)
@@ -102,12 +100,11 @@ def make_authority(
 
 
 def check_hosts(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    """Return host names and IP addresses in certificate form, in order, unique; raises `ConfigError` for others."""
+    """Return host names and IP addresses in certificate form, in order, unique; `ConfigError` for others."""
     return [_host(host) for host in dict.fromkeys(hosts)]
 
 
 def check_days(days: int, most: int = MAX_DAYS) -> None:
-    """Check the validity of a new certificate, 1 to ``most`` days; raises `ConfigError` for other values."""
     if not 1 <= days <= most:
         raise ConfigError("--days", f"{days} days", f"Give a number from 1 to {most}")
 
@@ -115,10 +112,9 @@ def check_days(days: int, most: int = MAX_DAYS) -> None:
 def make_server_certificate(
     authority: Authority, hosts: Iterable[str], folder: Path, days: int = SERVER_DAYS, now: datetime | None = None
 ) -> ServerCertificate:
-    """Make or renew the server's key and certificate, in a folder that is created with mode 0700 if missing.
-
-    ``hosts`` are the names and IP addresses of the server for silos; ``localhost`` and 127.0.0.1 are added. Raises
-    `ConfigError` for an invalid host, if the authority expires first, or if its files or the folder are unsuitable.
+    """Make or renew the server's key and certificate, in a folder that is created with mode 0700 if missing. ``hosts``
+    are the names and IP addresses of the server for silos; ``localhost`` and 127.0.0.1 are added. `ConfigError` for an
+    invalid host, if the authority expires first, or if its files or the folder are unsuitable.
     """
     names = check_hosts((*hosts, *_LOCAL))
     issuer, issuer_key = _load(authority)
@@ -144,7 +140,6 @@ def make_server_certificate(
 
 
 def read_certificate(path: Path) -> CertificateFacts:
-    """Read a certificate file; raises `ConfigError` if it is missing or not a certificate."""
     return certificate_facts(_certificate(path))
 
 
@@ -255,8 +250,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-_UNKNOWN_ISSUER = {2, 18, 19, 20, 21}
-"""OpenSSL's error codes of a chain without a trusted root."""
+_UNKNOWN_ISSUER = {2, 18, 19, 20, 21}  # OpenSSL's error codes of a chain without a trusted root
 
 
 class CertificateReplaced(OSError):
@@ -295,7 +289,7 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, Cert
 
 
 def trusting(authority: Path) -> ssl.SSLContext:
-    """Return a context that trusts only this certificate; raises `ConfigError` if the file cannot be read."""
+    """Return a context that trusts only this certificate; `ConfigError` if the file cannot be read."""
     try:
         return ssl.create_default_context(cafile=str(authority))
     except OSError as error:  # an SSLError is one

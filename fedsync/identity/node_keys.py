@@ -24,9 +24,8 @@ _MAX_KEY_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class NodeKey:
-    """Files of a silo's node key: ``private`` for the SuperNode, and one ``public`` line for the server's operator.
-
-    Both are in OpenSSH's format; ``fingerprint`` has the form ``SHA256:...`` of ``ssh-keygen -l``.
+    """Files of a silo's node key in OpenSSH's format: ``private`` for the SuperNode, and one ``public`` line for the
+    server's operator. ``fingerprint`` has the form ``SHA256:...`` of ``ssh-keygen -l``.
     """
 
     name: str
@@ -36,10 +35,8 @@ class NodeKey:
 
 
 def make_node_key(name: str, folder: Path) -> NodeKey:
-    """Return the folder's node key of a silo, ``NAME.node`` and ``NAME.node.pub``; make one on P-384 if there is none.
-
-    A missing folder is created with mode 0700. Raises `ConfigError` if the name is not allowed, the folder is
-    unsuitable, or its key is damaged.
+    """Return the folder's node key of a silo, ``NAME.node`` and ``NAME.node.pub``; a missing key is made, on P-384. A
+    missing folder gets mode 0700. `ConfigError` for a forbidden name, an unsuitable folder, or a damaged key.
     """
     check_silo_name(name)
     private_folder(folder)
@@ -62,9 +59,8 @@ def node_key_fingerprint(private: Path) -> str:
 
 
 def sign_by_node(private: Path, message: bytes) -> bytes:
-    """Sign a message with the node key, ECDSA with SHA-384; raises `ConfigError` if others can access the key.
-
-    Flower makes nodes sign the time with the same key, so a message must begin with a text that states its purpose.
+    """Sign a message with the node key, ECDSA with SHA-384; `ConfigError` if others can access the key. Flower makes
+    nodes sign the time with the same key, so a message must begin with a text that states its purpose.
     """
     return _private_key(private).sign(message, ec.ECDSA(hashes.SHA384()))
 
@@ -82,7 +78,6 @@ def is_signed_by_node(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def node_public_line(private: Path) -> bytes:
-    """Return type and public key in OpenSSH format; raises `ConfigError` as `sign_by_node`."""
     public = _private_key(private).public_key()
     return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 

@@ -2,10 +2,10 @@
 
 The privacy loss distributions (PLD) of all releases are composed, which is exact up to the library's grid (1e-4,
 rounded up). The bound by Renyi differential privacy (RDP) takes a hundredth of the time. It is an upper bound too, so
-most orders are admitted by it alone, without a composition.
+most orders are admitted by it alone, without a composition. Neighbours are data sets that differ by one added unit.
 
-Neighbours are data sets that differ by one added unit. Sources: Koskela et al. 2020 (arXiv:1906.03049) and Doroshenko
-et al. 2022 (arXiv:2207.04380) for PLD; Mironov et al. 2019 (arXiv:1908.10530) for RDP of the sampled Gaussian.
+Sources: Koskela et al. 2020 (arXiv:1906.03049) and Doroshenko et al. 2022 (arXiv:2207.04380) for PLD; Mironov et al.
+2019 (arXiv:1908.10530) for RDP of the sampled Gaussian.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from fedsync.privacy.release import PrivateSettings, Release
 
 AccountantKind = Literal["pld", "rdp"]
 
-LEAST_NOISE = 0.1
-"""Smallest noise multiplier that may be used: one release with it costs an epsilon above 50."""
+LEAST_NOISE = 0.1  # smallest noise multiplier that may be used: one release with it costs an epsilon above 50
 
 MOST_NOISE = 10_000.0
 
@@ -33,7 +32,6 @@ _NEAR = 0.01
 
 def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind = "pld") -> float:
     """Return epsilon of ``releases``, each with its number of times; `ConfigError` if dp-accounting is not installed.
-
     ``pld`` composes exactly. ``rdp`` is an upper bound; at one of its orders it also holds where each release is chosen
     by the results of those before (Feldman and Zrnic 2021, arXiv:2008.11193).
     """
@@ -46,9 +44,8 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
 
 
 def fits(releases: Mapping[Release, int], most: float, delta: float, kind: AccountantKind = "pld") -> bool:
-    """Return whether ``releases`` cost an epsilon of at most ``most``; arguments and errors as for `epsilon`.
-
-    If the bound by RDP is more than twice ``most``, the exact figure is not computed.
+    """Return whether ``releases`` cost an epsilon of at most ``most``; arguments and errors as for `epsilon`. The exact
+    figure is not computed if the bound by RDP is at most ``most``, or far above it.
     """
     rough = epsilon(releases, delta, "rdp")
     return rough <= most or (kind == "pld" and rough <= 2 * most + 1 and epsilon(releases, delta) <= most)
@@ -64,12 +61,9 @@ def noise_for(
 ) -> float:
     """Return a noise multiplier with which a plan costs an epsilon of at most ``most``, and at least 99 % of it.
 
-    Args:
-        planned: releases of the plan by noise multiplier; more noise never costs more.
-        least: lower bound of the result.
-        guess: number near the result, which saves time.
-
-    Raises `ValueError` if no noise is enough, because the plan has other releases.
+    ``planned`` returns the plan's releases by noise multiplier; more noise never costs more. ``least`` is a lower bound
+    of the result. A ``guess`` near the result saves time. `ValueError` if no noise is enough, because the plan has
+    other releases.
     """
     if epsilon(planned(MOST_NOISE), delta, kind) > most:
         raise ValueError(f"no noise is enough for the plan to have epsilon {most:g}")
@@ -128,14 +122,12 @@ def _rdp_epsilon(counted: tuple[tuple[Release, int], ...], delta: float) -> floa
 
 @lru_cache(maxsize=64)
 def _gaussian(noise: float, rate: float) -> Any:
-    """Privacy loss distribution of one release."""
     pld, _ = _libraries()
     return pld.from_gaussian_mechanism(noise, sampling_prob=rate)
 
 
 @lru_cache(maxsize=4096)
 def _renyi(release: Release) -> tuple[float, ...]:
-    """Renyi divergences of one release, at `_ORDERS`."""
     from dp_accounting import dp_event
 
     _, rdp = _libraries()

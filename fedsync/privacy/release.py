@@ -9,13 +9,9 @@ from fedsync.core.weighting import PRECISION_UNIT
 
 @dataclass(frozen=True, slots=True, order=True)
 class Release:
-    """Subsampled Gaussian mechanism: each unit takes part with probability ``rate``, and Gaussian noise is added.
-
-    A unit is an example or a person. Two data sets are neighbours if one has one unit more.
-
-    Args:
-        rate: probability with which a unit takes part, above 0 and at most 1.
-        noise: standard deviation of the noise over the largest contribution of a unit (the noise multiplier), above 0.
+    """Subsampled Gaussian mechanism: each unit, an example or a person, takes part with probability ``rate``, above 0
+    and at most 1, and Gaussian noise is added. ``noise``, above 0, is the noise multiplier: the standard deviation of
+    the noise, divided by the largest contribution of a unit. Two data sets are neighbours if one has one unit more.
     """
 
     rate: float
@@ -28,8 +24,8 @@ class PrivateSettings:
 
     Args:
         clip: largest norm of a unit's gradient in a step.
-        noise: noise multiplier, the standard deviation of the noise divided by ``clip``; None until the silo has chosen
-            it: no step is possible before.
+        noise: noise multiplier: standard deviation of the noise, divided by ``clip``. No step is possible while it is
+            None.
         units: public number of units. A batch of B samples means the sampling rate B / ``units``.
         person_column: column of the silo's table that names the person of a row; empty where an example is a unit.
         seeded: noise and sampling come from the order's seed, which only virtual time may do.

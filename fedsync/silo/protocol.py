@@ -1,9 +1,8 @@
 """Protocol between server and silos, and the messages on a trainer's socket.
 
 Every question of the server is a `Request`, and every answer is a `Reply`. Both are JSON by `fedsync.common.codec`;
-arrays are bytes beside the JSON. The server writes the request, the silo's trainer answers it, and the server reads the
-reply. Flower's client app passes both on undecoded. A new question needs a class here, a sender
-(`fedsync.server.outbox`) and a handler (`fedsync.silo.session.service`).
+arrays are bytes beside the JSON. Flower's client app passes both on undecoded. A new question needs a class here, a
+sender (`fedsync.server.outbox`) and a handler (`fedsync.silo.session.service`).
 
 | request | bytes with it | replies | bytes with them |
 |---|---|---|---|
@@ -16,9 +15,8 @@ reply. Flower's client app passes both on undecoded. A new question needs a clas
 | `AskSnapshot` | | `Snapshot` | the model, sealed for other silos |
 | any | | `Refused` | |
 
-A server learns of a failure only by `Refused`: one code of a closed list. See `fedsync.silo.owner.refusals`.
-
-On the socket a request is inside a `Forward`, so that a server's message cannot end a trainer or probe it.
+A server learns of a failure only by `Refused`: one code of a closed list. See `fedsync.silo.owner.refusals`. On the
+socket a request is inside a `Forward`, so that a server's message cannot end a trainer or probe it.
 """
 
 from __future__ import annotations
@@ -43,27 +41,21 @@ from fedsync.model.transfer import Payload, VersionMismatch
 from fedsync.silo.run_text import RunText
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
-ANSWERS, COPY = ("answer.bin", "answer-2.bin"), "copy.bin"
-"""Answer and model files in a resident trainer's folder; the second answer file exists where orders are queued."""
+ANSWERS, COPY = ("answer.bin", "answer-2.bin"), "copy.bin"  # answers and model; the second answer for queued orders
 
-PASSING = "passing-"
-"""Prefix of files in a trainer's folder that hold a travelling answer; the requester owns them."""
+PASSING = "passing-"  # prefix of files in a trainer's folder with a travelling answer; the requester owns them
 
-STATE = "FEDSYNC_STATE"
-"""Environment variable: parent folder of the resident trainers' folders."""
+STATE = "FEDSYNC_STATE"  # environment variable: parent folder of the resident trainers' folders
 
 STATE_FOLDER = "state"
 
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 
-MAX_TEXT = 65536
-"""Limit of a peer's request or reply without sums [characters]; a report with 64 windows takes a tenth of it."""
+MAX_TEXT = 65536  # characters of a request or reply without sums; a report with 64 windows takes a tenth of it
 
-MAX_EVALUATION_TEXT = MAX_TEXT + 26 * MAX_SUMS
-"""Limit of a reply that may hold an evaluation [characters]: a float has at most 24 characters in JSON."""
+MAX_EVALUATION_TEXT = MAX_TEXT + 26 * MAX_SUMS  # characters: a float has at most 24 in JSON
 
-MAX_LAYOUT_TEXT = 2**20
-"""Limit of an `InitialModel` [characters]: room for the names and shapes of 10,000 tensors."""
+MAX_LAYOUT_TEXT = 2**20  # characters: names and shapes of 10,000 tensors
 
 
 # Requests of the server.
@@ -100,7 +92,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateModel:
-    """Request to evaluate a model version on a split; ``owner`` names the silo whose own model it is, if it is one."""
+    """Request to evaluate a model version on a split; ``owner`` names the silo whose own model it is, or is empty."""
 
     version: int
     split: Split = Split.VALIDATION
@@ -202,9 +194,8 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Refusal of a request; with AWAY, ``back_s`` is the time until the silo takes orders again [s].
-
-    ``text`` is empty unless the silo is emulated or its owner discloses reasons.
+    """Refusal of a request; with AWAY, ``back_s`` is the time until the silo takes orders again [s]. ``text`` is empty
+    unless the silo is emulated or its owner discloses reasons.
     """
 
     code: Refusal
@@ -226,7 +217,6 @@ Reply = (
 )
 
 Ask = Callable[[str, Payload | None], tuple[str, Payload | None]]
-"""Call of a silo's trainer: text and bytes in, text and bytes out."""
 
 
 def exchange(ask: Ask, request: Request, payload: Payload | None = None) -> tuple[Reply, Payload | None]:
@@ -244,13 +234,11 @@ def write_reply(reply: Reply) -> str:
 
 
 def read_request(text: str) -> Request:
-    """Parse the server's request; raise `ProtocolError` if it is invalid."""
     request: Request = _read(Request, text, SERVER, MAX_TEXT)
     return request
 
 
 def most_text(request: Request) -> int:
-    """Limit of the reply to a request [characters]."""
     match request:
         case AskModel():
             return MAX_LAYOUT_TEXT
@@ -261,10 +249,8 @@ def most_text(request: Request) -> int:
 
 
 def read_reply(text: str, sender: str, most: int = MAX_TEXT) -> Reply:
-    """Parse a silo's reply; the caller checks its figures.
-
-    Raises `ProtocolError` if the text is no reply, longer than ``most`` characters, or has an invalid count, version or
-    digest.
+    """Parse a silo's reply; the caller checks its figures. `ProtocolError` if the text is no reply, longer than
+    ``most`` characters, or has an invalid count, version or digest.
     """
     reply: Reply = _read(Reply, text, sender, most)
     match reply:
@@ -327,7 +313,7 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path) -> Identity:
-        """Read the identity from a trainer's folder; raise `ValueError` if torn or of another version of FedSync."""
+        """Read the identity from a trainer's folder; `ValueError` if torn or of another version of FedSync."""
         identity: Identity = codec.loads(cls, (folder / IDENTITY).read_bytes(), own=True)
         return identity
 

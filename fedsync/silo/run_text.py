@@ -38,7 +38,7 @@ class RunText:
 
     @property
     def lasting(self) -> bytes:
-        """SHA-256 without the run's identity, 32 bytes, equal at all silos; raises `ProtocolError` if not canonical."""
+        """SHA-256 without the run's identity, 32 bytes, equal at all silos; `ProtocolError` if not canonical."""
         settings = json.loads(self.run_config)
         if run_config_text(settings) != self.run_config:
             raise ProtocolError(SERVER, "run configuration", "it is not in its canonical form")

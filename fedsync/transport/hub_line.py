@@ -20,11 +20,9 @@ from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.join import Join, digest_of
 from fedsync.transport.questions import BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead
 
-HELD_S = 40.0
-"""Timeout of a long-poll request [s]; longer than the hub holds it."""
+HELD_S = 40.0  # timeout of a long-poll request; longer than the hub holds it
 
-MOST_BREAKS = 20
-"""Consecutive connection failures without any progress after which a transfer fails."""
+MOST_BREAKS = 20  # consecutive connection failures without any progress after which a transfer fails
 
 _MOST_SAID, _MOST_DIGITS = 65_536, 15
 _PAUSES = Backoff(0.1, 5.0)
@@ -43,7 +41,6 @@ class Over(RunError):
 @dataclass(frozen=True, slots=True)
 class ReceivedQuestion:
     """Question received from the server: ``payload`` is uint8 or a blob to fetch, ``spec`` the run's specification.
-
     ``ticket`` admits the upload of a large answer, whose payload has at most ``most`` bytes.
     """
 
@@ -56,10 +53,9 @@ class ReceivedQuestion:
 
 
 class HubLine:
-    """Thread-safe client of one session at the hub, whose ``secret`` only this silo knows.
-
-    All requests raise `JoinRefused` if the session has ended, `Over` if the run is over, and httpx.TransportError if
-    the connection failed (for transfers: too often).
+    """Thread-safe client of one session at the hub, whose ``secret`` only this silo knows. All requests raise
+    `JoinRefused` if the session has ended, `Over` if the run is over, and httpx.TransportError if the connection failed
+    (for transfers: too often).
     """
 
     def __init__(self, join: Join, secret: str) -> None:
@@ -81,7 +77,7 @@ class HubLine:
 
     def asked(self, after: int) -> ReceivedQuestion | None:
         """Return the first question after number ``after``; waits for it, and returns None after the hub's timeout.
-        Raise `ProtocolError` if the response is invalid.
+        `ProtocolError` if the response is invalid.
         """
         with self._http.stream("GET", "/orders", params={"after": after}, headers=self._known()) as reply:
             self._checked(reply)
@@ -106,9 +102,7 @@ class HubLine:
     def answer(
         self, asked: ReceivedQuestion, text: str, payload: Payload | None = None, *, relay: bool = False
     ) -> None:
-        """Answer a question; uploads a large payload first. A repeated call is harmless. Raise `ProtocolError` if the
-        payload exceeds the question's limit.
-        """
+        """Answer a question, after the upload of a large payload; may be repeated. `ProtocolError` if too large."""
         beside, ticket = b"", ""
         if payload is not None and payload.nbytes > asked.most:
             raise ProtocolError(SERVER, "question", f"an answer of {payload.nbytes} bytes, at most {asked.most}")
@@ -127,8 +121,7 @@ class HubLine:
 
     def fetch(self, blob: Blob, path: Path) -> None:
         """Fetch a blob to the file ``path``, which is written only when complete; resumes an earlier partial download.
-
-        Raises `ProtocolError` if the data do not match the digest.
+        `ProtocolError` if the data do not match the digest.
         """
         part, breaks = path.with_name(f"{path.name}.part"), 0
         while True:
@@ -205,7 +198,7 @@ class HubLine:
 
     @staticmethod
     def _checked(reply: httpx.Response) -> None:
-        """Check a response's status; a temporary failure becomes a httpx.TransportError, so it may be retried."""
+        """Check a response's status; a temporary failure becomes a httpx.TransportError, and may be retried."""
         status = reply.status_code
         if status == 401:
             raise JoinRefused("the hub knows neither this join nor its session; another join begins one")

@@ -42,11 +42,9 @@ def read_authority(file: Path) -> str:
 class Join:
     """Admission of a silo to a run.
 
-    Args:
-        addresses: URLs of the hub, the preferred one first.
-        secret: authorises one first request.
-        authority: PEM of the only authority that the silo trusts for the hub; empty for no TLS.
-        run: name of the hub's sessions; another name if all sessions begin anew.
+    ``addresses`` are URLs of the hub, the preferred URL first. ``secret`` authorises one first request. ``authority``
+    is the PEM of the only authority that the silo trusts for the hub; empty for no TLS. ``run`` names the hub's
+    sessions; it changes if all sessions begin anew.
     """
 
     addresses: tuple[str, ...]
@@ -60,7 +58,7 @@ class Join:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the result of `dump`; raises `ProtocolError` if it is invalid."""
+        """Parse the result of `dump`; `ProtocolError` if it is invalid."""
         try:
             found: Any = json.loads(text) if len(text) <= _MOST_CHARACTERS else None
             join = cls(**{**found, "addresses": tuple(found["addresses"])})
@@ -76,9 +74,8 @@ class Join:
         return join
 
     def trusted(self, hosts: Collection[str], authority: str | None) -> Join:
-        """Return the join with only the addresses that the silo's owner allows; `ConfigError` if none is left.
-
-        So a malicious server cannot direct the silo to machines inside its own network. An ``authority`` (PEM) that the
+        """Return the join with only the addresses that the silo's owner allows; `ConfigError` if none is left. So a
+        malicious server cannot direct the silo to machines inside its own network. An ``authority`` (PEM) that the
         owner has installed replaces the join's; None keeps the join's.
         """
         authority = self.authority if authority is None else authority
@@ -96,7 +93,6 @@ class Join:
 
 
 def _check_address(address: str, *, tls: bool) -> None:
-    """Check that an address is a plain URL whose scheme matches the certificate; else raise `ProtocolError`."""
     try:
         parts = urlsplit(address)
         sound = parts.port is not None or parts.hostname is not None

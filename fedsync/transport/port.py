@@ -11,10 +11,8 @@ from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Connected node; its ``node_id`` is negative behind a relay.
-
-    ``name`` is the name of its registered key, empty for none. ``since`` changes when the node was away and came back,
-    and so has lost its questions.
+    """Connected node; its ``node_id`` is negative behind a relay. ``name`` is the name of its registered key, empty for
+    none. ``since`` changes when the node was away and came back, and so has lost its questions.
     """
 
     node_id: int
@@ -38,7 +36,7 @@ class Transport(Protocol):
         """Wait for answers, at most ``seconds``."""
 
     def waiting(self, names: Collection[str]) -> set[str]:
-        """Return those of these questions that cannot be lost, so that the driver need not repeat them."""
+        """Return the questions among ``names`` that cannot be lost, so that the driver need not repeat them."""
 
     def keep(self, names: Collection[str]) -> None:
         """Drop all other questions, whose answers are no longer expected."""

@@ -10,20 +10,15 @@ from typing import Literal, Self
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.model.transfer import Payload
 
-BESIDE_BYTES = 2**18
-"""Largest payload of a message [bytes]. A larger payload is a blob, which silos fetch, or an upload."""
+BESIDE_BYTES = 2**18  # largest payload of a message; a larger payload is a blob, which silos fetch, or an upload
 
-MOST_TEXT_BYTES = 2**22
-"""Largest text of a question [bytes]: a relay is asked and answers for all of its silos at once."""
+MOST_TEXT_BYTES = 2**22  # largest text of a question: a relay is asked and answers for all of its silos at once
 
-ANSWER_TEXT_BYTES = 2**20
-"""Largest text of an answer [bytes], unless its question allows more."""
+ANSWER_TEXT_BYTES = 2**20  # largest text of an answer, unless its question allows more
 
-BASE = "/v1/fedsync"
-"""Base path of all of a hub's URLs."""
+BASE = "/v1/fedsync"  # base path of all of a hub's URLs
 
-HEAD, SESSION = "fedsync-head", "fedsync-session"
-"""Names of HTTP headers: a `FrameHead`, and the digest of a session's secret."""
+HEAD, SESSION = "fedsync-head", "fedsync-session"  # HTTP headers: a `FrameHead`; digest of a session's secret
 
 _DIGEST, _TICKET = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 
@@ -81,9 +76,9 @@ class SiloAnswer:
 class FrameHead:
     """Header of a request or response: lengths of the parts of its body [bytes], and references to parts elsewhere.
 
-    The body is the run's specification (``spec``), the text, and the payload, unless that is a ``blob`` (digest) of
-    ``nbytes``. ``number`` is that of the question, ``ticket`` admits the upload of a large answer of at most ``most``
-    bytes, and ``relay`` is 1 if a relay answers. ``empty`` is 1 if there is a payload, of 0 bytes.
+    The body is the run's specification (``spec``), the text, and the payload, unless the payload is a ``blob`` (digest)
+    of ``nbytes``. ``number`` is that of the question, ``ticket`` admits the upload of a large answer of at most
+    ``most`` bytes, and ``relay`` is 1 if a relay answers. ``empty`` is 1 if there is a payload, of 0 bytes.
     """
 
     text: int
@@ -101,7 +96,7 @@ class FrameHead:
 
     @classmethod
     def parse(cls, line: str, sender: str = SERVER) -> Self:
-        """Parse the result of `dump`; raises `ProtocolError` if it is invalid."""
+        """Parse the result of `dump`; `ProtocolError` if it is invalid."""
         try:
             found = json.loads(line) if len(line) < 1000 else None
             head = cls(**{"text": 0, "number": 0, **found}) if isinstance(found, dict) else None
@@ -122,7 +117,6 @@ class FrameHead:
 
 
 def needed(payload: Payload | None, sender: str) -> Payload:
-    """Return the payload of a reply that requires one; `ProtocolError` if it is missing."""
     if payload is None:
         raise ProtocolError(sender, "message", "it brings no 'payload'")
     return payload

@@ -12,7 +12,7 @@
     and the SHA-256 of the rest [64] | the rest: sealed, see `fedsync.cipher.silo.replica_state`
 
 A *link* has the changes from one version to the next. Zeros fill each part of variable length to a multiple of 8 bytes.
-Numbers are little-endian. The decoded parts are views of the message. Code that uses a part checks its content.
+Numbers are little-endian. The decoded parts are views of the message, whose content is still unchecked.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ WINDOW = 512
 
 MAX_LINKS = 4096
 MAX_ENTRIES = 4096
-"""Largest number of entries in one link."""
-
 MAX_SUMS = 64
 
 MAX_ATTEMPT = 2**32 - 1
@@ -56,44 +54,42 @@ Piece = bytes | memoryview | Payload
 
 
 def attesters(silos: int) -> int:
-    """Silos that must vouch for a snapshot, its author included: half of all silos with a key, rounded up.
+    """Number of silos that must vouch for a snapshot, its author included: half of all silos with a key, rounded up.
 
-    The server could lie about the silos of a run; the administrator decides which silos have a key.
+    The server could lie about the silos of a run. Keys come from the administrator, so all silos with a key count.
     """
     return -(-silos // 2)
 
 
 class Start(IntEnum):
-    """Kinds of start of a catch-up. Numbers on the wire: never renumber."""
+    """Kinds of start of a catch-up. Numbers on the wire: never renumber.
+
+    HELD: the version that the silo holds; SNAPSHOT: a version that another silo sealed; CLEAR: a version in the clear,
+    the untrained model that the user gave.
+    """
 
     HELD = 0
-    """The version that the silo holds."""
     SNAPSHOT = 1
-    """A version that another silo sealed."""
     CLEAR = 2
-    """A version in the clear: the untrained model that the user gave."""
 
 
 class LinkKind(IntEnum):
-    """Effects of a link on the model. Numbers on the wire: never renumber."""
+    """Effects of a link on the model. Numbers on the wire: never renumber.
+
+    ADD adds the mean of its single entry's sums. UNDO reverts earlier links: its entries are those of the reverted
+    links, newest first. EMPTY, an empty commit, changes nothing.
+    """
 
     ADD = 1
-    """Adds the mean of its single entry's sums."""
     UNDO = 2
-    """Reverts earlier links: its entries are those links' entries, newest first."""
     EMPTY = 3
-    """Changes nothing: an empty commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEntry:
-    """Contribution of one link to the model.
-
-    Args:
-        version: version that the link leads to.
-        sums: aggregates, one for each grid on which updates were sealed.
-        clear: change of the values in the clear, float32 bytes.
-        reveals: data that removes masks from the sums; see `fedsync.cipher.masking.unmask`.
+    """Contribution of one link, which leads to ``version``. ``sums`` are aggregates, one for each grid on which updates
+    were sealed; ``clear`` is the change of the values in the clear, float32 bytes; ``reveals`` is data that removes
+    masks from the sums.
     """
 
     version: int
@@ -118,8 +114,7 @@ class CatchUp:
         base: version that the catch-up continues; -1 where the silo holds no model and begins with version 0.
         model: model of ``base``, sealed or in the clear; empty where the silo holds it.
         calibration: aggregate of the silos' headers from the start of the run, with the size of their updates.
-        attempt: attempt, counted per ``version``, in which the silo must seal; see `fedsync.cipher.masking.unmask`.
-        roster: the silos' announcements for their masks.
+        attempt: attempt at ``version`` in which the silo must seal; see `fedsync.cipher.masking.unmask.Attempts`.
     """
 
     start: Start
@@ -199,7 +194,6 @@ class _Reader:
         return form.unpack(self.piece(form.size))
 
     def piece(self, size: int) -> memoryview:
-        """Return the next bytes, without the zeros that pad them."""
         if size > len(self.view) - self.at:
             self.fail(f"it ends at {len(self.view)} bytes, inside a field")
         piece = self.view[self.at : self.at + size]

@@ -79,7 +79,7 @@ ANNEX_HEAD = 72
 
 
 def annex_stub(annex: bytes) -> bytes:
-    """Beginning of an annex and SHA-256 of the rest: enough to compute its digest and to read its beginning."""
+    """Beginning of an annex and SHA-256 of the rest: enough to read the beginning and to compute the annex's digest."""
     return annex[:ANNEX_HEAD] + hashlib.sha256(annex[ANNEX_HEAD:]).digest()
 
 

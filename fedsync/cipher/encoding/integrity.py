@@ -46,8 +46,8 @@ _SPARE = 16
 class WordHash:
     """Incremental hash h of words that arrive in order. For one message and one thread.
 
-    A word is cut into two halves, and rho into pieces so small that float64 adds up a chunk's products exactly. With
-    8,192 words of 60 bits, that takes 30 + 10 + 13 = 53 bits. The inner sums therefore are a matrix product.
+    A word is cut into two halves, and rho into pieces so small that float64 adds up a chunk's products exactly. 8,192
+    words of 60 bits take 30 + 10 + 13 = 53 bits. So the inner sums are a matrix product.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WordHash:
 class Authentic:
     """Message whose tag was verified; made by `Authenticator.authenticate`.
 
-    The words may lie in a file that could change after the check. So callers get copies, span by span. Each copy is
+    Its words may lie in a file that could change after the check. So callers get copies, span by span. Each copy is
     released only after h of all words up to its end equals the value at verification (``reached``).
     """
 
@@ -95,9 +95,7 @@ class Authentic:
     _hasher: Callable[[], WordHash]
 
     def spans(self) -> Iterator[Words]:
-        """Yield private copies of all words, uint64 [chunks of a span, words of a chunk]. Raise `ProtocolError` if the
-        words changed after verification.
-        """
+        """Yield copies of all words, uint64 [chunks of a span, words of a chunk]; `ProtocolError` if words changed."""
         hasher = self._hasher()
         for span, reached in zip(_copies(self._words, self.head.form, self._sender), self._reached, strict=True):
             hasher.take(span)
@@ -164,7 +162,6 @@ def added(first: Tag, second: Tag, form: Form) -> Tag:
 
 
 def _copies(words: Words, form: Form, sender: str) -> Iterator[Words]:
-    """Yield checked copies, span by span, of words in a file that could change at any time."""
     for start, stop in spans(len(words), form.chunk_bytes):
         span = words[start:stop].copy()
         give_back(words)
@@ -173,7 +170,6 @@ def _copies(words: Words, form: Form, sender: str) -> Iterator[Words]:
 
 
 def _uniform(key: bytes, form: Form) -> Words:
-    """Numbers uniform below the modulus, uint64 [words of a chunk]."""
     drawn = Keystream(key).words(form.words + _SPARE)
     np.bitwise_and(drawn, np.uint64((1 << form.modulus.bit_length()) - 1), out=drawn)
     return drawn[drawn < np.uint64(form.modulus)][: form.words]

@@ -1,8 +1,8 @@
 """Packing of several quantised values into one integer (*slot*) for exact encrypted sums.
 
-A *slot* is one signed integer that an encryption scheme (suite) adds exactly. A slot has L *lanes* of w bits. Each lane
-is wide enough for the largest allowed sum of quantised values. A *chunk* is 4,096 slots, the content of one ciphertext.
-The quantised values q of the model fill a chunk lane by lane, so every operation runs over contiguous memory:
+A *slot* is one signed integer that an encryption scheme (suite) adds exactly. It has L *lanes* of w bits, wide enough
+for the largest allowed sum of quantised values. A *chunk* is 4,096 slots, the content of one ciphertext. The quantised
+values q of the model fill a chunk lane by lane, so every operation runs over contiguous memory:
 
     slot j of chunk c = sum over lanes l of 2^(l w) q[(c L + l) 4096 + j]
 """
@@ -17,14 +17,10 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError
 
 SLOTS = 4096
-"""Slots of a chunk."""
-
 MIN_EXPONENT, MAX_EXPONENT = -40, 23
 """Range of a tensor's exponent; smaller values are rounded stochastically at the smallest exponent."""
 
 MAX_CAP = 2**40
-"""Largest weight of an update."""
-
 Slots = NDArray[np.int64]
 """Slots of chunks, int64 [chunks, 4096]."""
 
@@ -37,26 +33,22 @@ _TABLE: dict[int, dict[int, tuple[int, int, int]]] = {
     64: {8: (5, 12, 16), 12: (4, 16, 15), 16: (3, 21, 32)},
 }
 BITS = (8, 12, 16)
-"""Allowed bits of a quantised value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """Arrangement of quantised values in a slot; `ConfigError` if none exists for these numbers.
 
-    Args:
-        bits: bits of a quantised value, sign included: 8, 12 or 16.
-        slot_bits: bits of a slot that the suite offers: 48 (bfv, masked) or 64 (pad).
+    A quantised value has ``bits`` 8, 12 or 16, sign included. The suite's slots have ``slot_bits`` 48 (bfv, masked) or
+    64 (pad). The result has ``count`` lanes of ``width`` bits; no lane overflows in a sum of up to ``additions``
+    updates.
     """
 
     bits: int
     slot_bits: int = 48
     count: int = field(init=False)
-    """Lanes of a slot."""
     width: int = field(init=False)
-    """Bits of a lane."""
     additions: int = field(init=False)
-    """Updates that can be summed without overflow of a lane."""
 
     def __post_init__(self) -> None:
         found = _TABLE.get(self.slot_bits, {}).get(self.bits)

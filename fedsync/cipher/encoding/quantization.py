@@ -2,9 +2,8 @@
 
 Each tensor has an *exponent* e that all silos agreed on. Its values lie within +-2^e, and its step is 2^(e - bits + 1).
 All silos of a sum use equal exponents: the sum of the integers, times the step, is exactly the sum of rounded values.
-
-The header of an update (`tally`) takes the first slots of chunk 0, and the values follow. A separate chunk for the
-header would add several percent to a small model's traffic.
+The header (`tally`) takes the first slots of chunk 0, and the values follow: a separate chunk for the header would add
+several percent to a small model's traffic.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ _GROUP = 8
 class QuantizationGrid:
     """Parameters that silos must agree on before their integers can be added; `ValueError` if they do not fit.
 
-    Args:
-        layout: names and shapes of the sealed tensors.
-        exponents: exponent of each tensor, in the order of ``layout``.
-        cap: largest weight n_i of an update; an update is multiplied by n_i / cap before it is sent.
-        statistics: statistics whose sums have room in the header.
+    ``layout`` has the sealed tensors, and ``exponents`` one exponent for each, in the same order. ``cap`` is the
+    largest weight n_i: an update is multiplied by n_i / cap before it is sent. The header has room for sums of
+    ``statistics``.
     """
 
     layout: Layout
@@ -77,7 +74,6 @@ class QuantizationGrid:
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        """End of each tensor in the flat vector, int64 [tensors]."""
         return np.cumsum(np.array(self.layout.sizes, dtype=np.int64))
 
     @cached_property
@@ -151,11 +147,10 @@ class QuantizationGrid:
         return slots
 
     def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
-        """Unpack sums and add the numbers they represent to ``out``, float32 [layout.size], in place.
+        """Unpack a sum of ``updates`` updates and add its numbers to ``out``, float32 [layout.size], in place.
 
-        ``chunks`` are the slots of all chunks in order, in any portions, of a sum of ``updates`` updates; ``factor`` is
-        `fedsync.cipher.encoding.tally.Tally.mean_factor`. Raise `ProtocolError` if a value exceeds a sum of that many
-        clipped updates, or lies behind the layout's last value.
+        ``chunks`` are the slots of all chunks in order, in any portions; ``factor`` is `Tally.mean_factor`.
+        `ProtocolError` if a value exceeds a sum of so many clipped updates, or lies behind the layout's last value.
         """
         self._check(out)
         units = [factor * step for step in self.steps]
@@ -199,7 +194,7 @@ class QuantizationGrid:
             raise ValueError(f"{vector.dtype} {vector.shape}, the layout is float32 ({self.layout.size},)")
 
     def _groups(self) -> Iterator[tuple[int, int, int]]:
-        """Yield first chunk and (from, to) of each group's values, padding included; chunk 0 is alone."""
+        """Yield the first chunk and the range of values of each group, padding included; chunk 0 is alone."""
         yield 0, 0, self._first_values
         per_chunk = self.packing.per_chunk
         for chunk in range(1, self.chunks, _GROUP):
@@ -207,7 +202,6 @@ class QuantizationGrid:
             yield chunk, start, start + min(_GROUP, self.chunks - chunk) * per_chunk
 
     def _tensors(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (from, to, index of the tensor) of every tensor's part in values ``[start, stop)``."""
         sizes = self.layout.sizes
         for index in range(int(np.searchsorted(self._ends, start, side="right")), len(sizes)):
             end = int(self._ends[index])

@@ -1,20 +1,17 @@
-"""Format of sealed (encrypted and signed) messages between silos and server.
+"""Format of sealed (encrypted and signed) messages between silos and server. Numbers are little-endian.
 
     magic [4] | format version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | number of members [2]
     | length of this header [4] | length of the annex [4] | number of chunks [4] | key epoch [4] | attempt [4]
     | round [8] | group fingerprint [16] | grid digest [32] | sender: length [1], UTF-8 | each member | zeros to 8
-    each member: length of the update id [1], update id in UTF-8, round [8], nonce [16], chain [32]; in an aggregate
-        also SHA-256 of its words [32], digest of its annex [32], zeros if it has no annex
+    each member: as in `fields`, with the digests in an aggregate only
     annex: additional data of a masked update; zeros to 8
     payload: all chunks, as little-endian words of 64 bits; chunk 0 begins with the numbers of `tally`
     tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
 
-Numbers are little-endian. An update has one member: itself. The receiver of an update computes the two digests of the
-member. An aggregate names every update in the sum with its digests, and has no annex. The tag comes after the payload,
-so that a silo can send the first chunks while it seals the last.
-
-A *slip* is an update whose payload is replaced by the SHA-256 of the payload: a few hundred bytes under the same
-signature.
+The only member of an update is the update itself. Its receiver computes the two digests. An aggregate names every
+update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can send the first
+chunks while it seals the last. A *slip* is an update with the SHA-256 of the payload instead of the payload: a few
+hundred bytes under the same signature.
 
 A message is untrusted until `decode` returns. `decode` reads no field before it knows that the field exists. It
 compares the length with the header's numbers before it touches the payload. It allocates nothing in proportion to a
@@ -39,8 +36,7 @@ from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Form, Member, Word
 from fedsync.model.chunked_arrays import pieces as array_pieces
 
 VERSION = 4
-TAG_PARTS = 2
-"""Numbers of a tag, each below the suite's modulus."""
+TAG_PARTS = 2  # numbers of a tag, each below the suite's modulus
 
 Tag = tuple[int, ...]
 NO_TAG: Tag = (0,) * TAG_PARTS
@@ -48,15 +44,13 @@ NO_TAG: Tag = (0,) * TAG_PARTS
 MAX_MEMBERS = 255
 MAX_CHUNKS = 2**20
 
-MAX_ANNEX = 2**20
-"""Largest annex [bytes]."""
+MAX_ANNEX = 2**20  # bytes
 
 _MAGIC = b"FSYM"
 _FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
 _BOUND = struct.Struct("<BBBIII16s32s")
 TAG = struct.Struct(f"<{TAG_PARTS}Q")
-TRAILER_BYTES = TAG.size + SIGNATURE_BYTES
-"""Bytes behind the payload."""
+TRAILER_BYTES = TAG.size + SIGNATURE_BYTES  # behind the payload
 
 _ALIGN = 8
 _CONTEXT = b"sealed message 2"
@@ -76,12 +70,11 @@ class Head:
     """Everything in a message except its words and its tag.
 
     Args:
-        round: base version of an update; for an aggregate, the server's claim which version it leads to.
+        round: base version of an update; in an aggregate, the version to which it leads, as the server claims.
         attempt: number of earlier attempts at the round; in an aggregate, the attempt of all members.
         epoch: epoch of the group key, whose ``fingerprint`` has 16 bytes.
-        grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, concealed by a key of the group, 32 bytes.
+        grid: `QuantizationGrid.digest`, concealed by a key of the group, 32 bytes.
         chunks: chunks of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
-        members: the update itself, or every update in the sum.
     """
 
     kind: Kind
@@ -104,9 +97,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Envelope:
-    """Message that passed every check that needs no secret.
-
-    ``words``, uint64 [chunks, words of a chunk], are a view of the message; empty in a slip, which has only their hash.
+    """Message that passed every check that needs no secret. ``words`` are a view of the message, uint64 [chunks, words
+    of a chunk]. A slip has no words.
     """
 
     head: Head
@@ -117,14 +109,11 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Values that a receiver expects in a message before it reads the message; fields as in `Head`.
+    """Values that a receiver expects in a message; fields as in `Head`.
 
-    Args:
-        sender: sender, authenticated by the transport.
-        attempt: None where the receiver cannot know it, and the tag binds it.
-        grid: None where the receiver cannot know it yet, and compares it afterwards.
-        update_id: the ordered update; ignored for aggregates.
-        public: the sender's Ed25519 key, for an update; None where the transport alone vouches for the sender.
+    The transport has authenticated ``sender``. A receiver that does not know ``attempt`` passes None: the tag binds the
+    attempt. A receiver that does not know ``grid`` passes None, and compares the grid afterwards. ``public`` is the
+    Ed25519 key of an update's sender; None if the transport alone vouches for the sender.
     """
 
     kind: Kind
@@ -142,9 +131,9 @@ class Expected:
 
 
 def member_context(head: Head, member: Member) -> bytes:
-    """Canonical bytes of all that an update's sender knew of the message: the tag is bound to these bytes.
+    """Canonical bytes of all that an update's sender knew of the message; the tag is bound to these bytes.
 
-    The head of the update and the head of an aggregate that names the update give the same bytes.
+    The head of the update and the head of an aggregate with this update give the same bytes.
     """
     packing = head.packing
     bound = _BOUND.pack(
@@ -155,14 +144,12 @@ def member_context(head: Head, member: Member) -> bytes:
 
 
 class Writer:
-    """Incremental writer of one message; `ValueError` if the head cannot be written or chunks do not fit.
-
-    Without ``signing``, the sender's Ed25519 private key, the signature is zero.
+    """Incremental writer of one message; `ValueError` if the head cannot be written, or chunks do not fit. ``signing``
+    is the sender's Ed25519 private key; without it the signature is zero.
     """
 
     def __init__(self, head: Head, signing: bytes | None) -> None:
-        self.header = _pack(head)
-        """Header and annex."""
+        self.header = _pack(head)  # header and annex
         self._form, self._signing, self._left = head.form, signing, head.chunks
         self._hash = hashlib.sha256()
 
@@ -226,9 +213,8 @@ def read_slip(data: Buffer, expected: Expected) -> Envelope:
 
 
 def decode(data: Buffer, expected: Expected) -> Envelope:
-    """Read a message after every check that needs no secret. The member of an update gets its digests.
-
-    ``data`` must not change while the envelope is in use. Raise `ProtocolError` at the first failed check.
+    """Read a message after every check that needs no secret; raise `ProtocolError` at the first failed check. The
+    member of an update gets its digests. ``data`` must not change while the envelope is in use.
     """
     view = np.frombuffer(data, np.uint8).data
     head, size = _read_head(view, expected, expected.chunks * expected.form.chunk_bytes)
@@ -262,7 +248,7 @@ def _signed(
 def _read_head(view: memoryview, expected: Expected, payload: int) -> tuple[Head, int]:
     """Read header and annex, compare them with ``expected``, and return the head and the start of the payload.
 
-    Suite, lanes and chunks are compared first: the length, with ``payload`` bytes of payload, depends on them.
+    Suite, lanes and chunks are compared first, because the expected length of ``payload`` [bytes] depends on them.
     """
     check = FieldCheck(expected.sender)
     if len(view) < _FIXED.size + TRAILER_BYTES:

@@ -1,8 +1,7 @@
 """Noise for silo-level differential privacy: each silo adds a share of the noise before it encrypts its update.
 
-Each silo clips its update, rounds it to integers, and adds a share of discrete Gaussian noise. The sum of the shares
-hides each silo's update in the sum. Colluding silos can subtract only their own shares. A sum has at least m silos, of
-which k may collude. z is the noise multiplier. C, D and deviations are in steps of the integers.
+The sum of all shares hides each silo's update. Colluding silos can subtract only their own shares. A sum has at least m
+silos, of which k may collude. z is the noise multiplier. C, D and deviations are in steps of the integers.
 
 | step | quantity |
 |---|---|
@@ -36,14 +35,11 @@ from fedsync.model.layout import Vector
 
 Words = NDArray[np.uint64]
 
-_TAIL = 13
-"""Deviations at which the noise ends: a value lies beyond with a probability of 2^-126."""
+_TAIL = 13  # deviations at which the noise ends: a value lies beyond with a probability of 2^-126
 
-_LEAST_SHARE = 4.0
-"""Smallest deviation of a share [steps]: sums of such shares differ from a discrete Gaussian by less than 1e-67."""
+_LEAST_SHARE = 4.0  # steps: sums of shares with at least this deviation differ from a discrete Gaussian by below 1e-67
 
-_DEVIATIONS = math.sqrt(2 * math.log(1000))
-"""The norm of rounded values exceeds its bound with a probability of at most 1/1000."""
+_DEVIATIONS = math.sqrt(2 * math.log(1000))  # the norm of rounded values exceeds its bound with probability <= 1/1000
 
 _BITS, _GUARD = 128, 72
 _HALF = (1 << 64) - 1
@@ -63,9 +59,9 @@ class SiloNoise:
     """Clipping and noise of whole updates.
 
     Args:
-        clip: largest norm of an update, divided by its progress under FedNova.
-        multiplier: z, deviation of the noise in a sum over the largest norm of one update.
-        shares: m - k, number of shares that together have this deviation: least silos in a sum, minus colluding silos.
+        clip: largest norm of an update; under FedNova, of the update divided by its progress.
+        multiplier: z: deviation of the noise in a sum, divided by the largest norm of one update.
+        shares: m - k, the number of shares that together have this deviation.
     """
 
     clip: float
@@ -91,12 +87,9 @@ class SiloNoise:
     ) -> Integers:
         """Clip, round and add one share of noise: int32 [d] within the range of ``bits``.
 
-        Args:
-            values: update, float32 [d].
-            factor: multiplier of the values before they are clipped.
-            noise: source of the noise; None, as at every real silo, takes it from the operating system.
-
-        Raises `ValueError` if a value or the factor is not finite.
+        ``values`` is the update, float32 [d]; ``factor`` multiplies it before clipping. ``noise`` is the source of the
+        noise; None, as at every real silo, takes noise from the operating system. `ValueError` if a value or factor is
+        not finite.
         """
         fit = self.fit(values.size, bits)
         norm = math.sqrt(sum(float(np.sum(np.square(values[a:b], dtype=np.float64))) for a, b in _spans(values)))
@@ -146,7 +139,7 @@ def _discrete_gaussian(thresholds: tuple[Words, Words], count: int, words: Calla
 def _thresholds(deviation: float) -> tuple[Words, Words]:
     """Return P(X <= k) in units of 2^-128 for k from -13 deviations on, as upper and lower words.
 
-    exp(-k^2 / (2 s^2)) follows from the value before by two multiplications, with 72 bits to spare.
+    Two multiplications turn one value of exp(-k^2 / (2 s^2)) into the next, with 72 bits to spare.
     """
     point, most = _BITS + _GUARD, math.ceil(_TAIL * deviation)
     with localcontext(prec=80):

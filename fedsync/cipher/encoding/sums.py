@@ -1,7 +1,4 @@
-"""Encoding of statistics in an update's header: one slot for a count; six for any other number, in units of 2^-64.
-
-Numbers larger than a slot are cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
-"""
+"""Encoding of statistics in an update's header: slots and limbs as the module `tally` describes them."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 
 LIMB_BITS = 24
 
-LIMBS, POINT = 4, 20
-"""Default: four slots, in units of 2^-20."""
+LIMBS, POINT = 4, 20  # default: four slots, in units of 2^-20
 
 
 def fixed(number: float, point: int = POINT) -> int:
@@ -57,8 +53,7 @@ def get(slots: Slots, at: int, limbs: int = LIMBS) -> int:
     return sum(int(slots[at + limb]) << (LIMB_BITS * limb) for limb in range(limbs))
 
 
-MAX_CELL = (1 << 24) - 1
-"""Largest count that one silo may send for a statistic."""
+MAX_CELL = (1 << 24) - 1  # largest count that one silo may send for a statistic
 
 _LIMBS, _POINT = 6, 64
 
@@ -68,9 +63,7 @@ def slots_of(statistic: Statistic) -> int:
 
 
 def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
-    """Encode one silo's sums as slots, int64 [slots_of(statistic)]. Raise `ValueError` if the statistic has another
-    number of sums; or a number is not finite, or no count in 0..`MAX_CELL`.
-    """
+    """Encode one silo's sums, int64 [slots_of(statistic)]; `ValueError` for a wrong number of sums or a bad sum."""
     if len(sums) != statistic.size:
         raise ValueError(f"{len(sums)} sums of {statistic.key}, which has {statistic.size}")
     if statistic.whole:
@@ -93,7 +86,7 @@ def summed(statistic: Statistic, slots: Slots) -> tuple[float, ...]:
 
 
 def fault_of(evaluation: Evaluation, evaluators: int, statistics: Sequence[Statistic]) -> str:
-    """Reason why this many silos cannot have found this evaluation together; empty if they can."""
+    """Reason why ``evaluators`` silos cannot have found this evaluation together; empty if they can."""
     for one in statistics:
         sums = evaluation.sums[one.key]
         most = MAX_CELL if one.whole else math.ldexp(1.0, LIMB_BITS * _LIMBS - 1 - _POINT)

@@ -17,11 +17,9 @@ adds them exactly:
     18 .. 21   evaluation: samples
     22 .. 25   mean training loss per sample, in units of 2^-20
     26         silos whose evaluation has samples
-    27         subject and split of the evaluation, as an index into `QUESTIONS`
-    28         the squared index: the sums of 27 and 28 together show whether all silos have the same index
+    27, 28     subject and split of the evaluation: index into `QUESTIONS`, and its square (shows different indices)
     29         silos that report a training loss
-    30         silos that report the loss of an evaluation with samples
-    31         silos that report the score of an evaluation with samples
+    30, 31     silos that report the loss, and the score, of an evaluation with samples
     32 ..      votes: one counter of 8 bits per group and exponent, four in a slot
     then       sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
 
@@ -51,18 +49,12 @@ from fedsync.core.orders import Evaluation, Split, Subject
 from fedsync.evaluation.metrics.metric_types import Statistic
 
 BINS = MAX_EXPONENT - MIN_EXPONENT + 1
-"""Number of exponents that a silo can vote for."""
-
-MAX_COUNT = 255
-"""Largest number of silos that one header's counters can count."""
+MAX_COUNT = 255  # silos that an 8-bit counter can count
 
 Question = tuple[Subject, Split]
 
 QUESTIONS: tuple[Question, ...] = tuple((subject, split) for subject in Subject for split in Split)
-"""All (subject, split) pairs: which model is evaluated, and on which samples."""
-
-ROUNDS: Question = (Subject.LAST, Split.VALIDATION)
-"""Subject and split of the evaluations during rounds."""
+ROUNDS: Question = (Subject.LAST, Split.VALIDATION)  # subject and split of the evaluations during rounds
 
 MOST_SUMS = 3072
 """Slots of a header that statistics may take: three quarters of a chunk, so that votes of tensors have room, too."""
@@ -72,14 +64,15 @@ _VOTES, _PER_SLOT, _COUNTER = 32, 4, 8
 
 @dataclass(frozen=True)
 class HeaderForm:
-    """Dimensions of a header, the same at all silos of a run; statistics take at most `MOST_SUMS` slots."""
+    """Dimensions of a header, the same at all silos of a run. Silos vote on one exponent for each of ``groups`` of
+    tensors. Statistics take at most `MOST_SUMS` slots. `header_form` derives each form once.
+    """
 
     tensors: int
     statistics: tuple[Statistic, ...] = ()
 
     @cached_property
     def groups(self) -> int:
-        """Number of groups of tensors; silos vote on one exponent for each group."""
         return min(self.tensors, (SLOTS - _VOTES - self.sums) * _PER_SLOT // BINS)
 
     @cached_property
@@ -101,18 +94,15 @@ class HeaderForm:
 
 
 header_form = lru_cache(maxsize=64)(HeaderForm)
-"""Shared `HeaderForm`: its numbers are derived once."""
-
 _COUNT, _EVALUATED, _WEIGHT, _PROGRESS, _LOSS, _CORRECT, _SAMPLES, _TRAINING = 0, 1, 2, 6, 10, 14, 18, 22
 _HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27, 28, 29, 30, 31
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Numbers that one silo puts into a header.
-
-    ``weight`` is n_i, 1..cap; ``exponents`` has the exponent that each tensor's values need; ``progress`` is |a_i| of
-    FedNova, or 1; ``loss`` is the mean training loss per sample, None if the silo's own training code reports none.
+    """Numbers that one silo puts into a header. ``weight`` is n_i, 1..cap. ``exponents`` has the exponent that each
+    tensor's values need. ``progress`` is |a_i| of FedNova, or 1. ``loss`` is the mean training loss per sample; None if
+    the silo's own training code reports none.
     """
 
     weight: int
@@ -125,12 +115,9 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Sum of headers.
+    """Sum of the headers of ``count`` silos: ``weight`` is the sum of n_i, ``progress`` the sum of n_i |a_i|.
 
     Args:
-        count: silos in the sum.
-        weight: sum of n_i.
-        progress: sum of n_i |a_i|.
         votes: number of silos that voted for each exponent, int64 [groups, BINS].
         tensors: tensors of the layout; group g has those with ``t * groups // tensors == g``.
         evaluators: silos that reported an evaluation, of which ``holders`` have samples.
@@ -200,9 +187,8 @@ def total(numbers: Iterable[float | None]) -> float | None:
 
 
 def build(own: Contribution, cap: int, form: HeaderForm | None = None) -> Slots:
-    """Build one silo's header, int64 [form.slots]; `ValueError` if a number is out of range.
-
-    ``form`` is by default that without statistics. An evaluation with samples must have the sums of all statistics.
+    """Build one silo's header, int64 [form.slots]; `ValueError` if a number is out of range. The default form has no
+    statistics. An evaluation with samples must have the sums of all statistics of the form.
     """
     if not 1 <= own.weight <= cap <= MAX_CAP:
         raise ValueError(f"weight {own.weight} lies outside 1..{cap}")
@@ -231,9 +217,8 @@ def build(own: Contribution, cap: int, form: HeaderForm | None = None) -> Slots:
 
 
 def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) -> Tally:
-    """Read the sum of ``members`` headers, after a check that it can be a sum of so many.
-
-    ``slots`` are opened, int64 [at least the form's]: the beginning of chunk 0, or all of it. Else `ProtocolError`.
+    """Read the sum of ``members`` headers from opened slots, int64 [at least form.slots]: chunk 0, or its beginning.
+    Raise `ProtocolError` if the numbers cannot be a sum of so many headers.
     """
     flat = slots.reshape(-1)[: form.slots]
     count, weight, evaluators = int(flat[_COUNT]), get(flat, _WEIGHT), int(flat[_EVALUATED])
@@ -265,10 +250,11 @@ def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) ->
 def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headroom: int = 1) -> tuple[int, ...]:
     """Exponents that all silos use next, in the layout's order; a pure function of the sum, so all silos agree.
 
-    The needed exponent is the largest vote after the ``spared`` largest, which may be lies; an honest outlier is
-    clipped then. A tensor keeps its exponent while that is the needed exponent or at most ``headroom`` more. So
-    exponents do not flap, and at most ``headroom`` bits are idle. Otherwise the exponent becomes ``headroom`` more than
-    needed, because the next update may be larger. `ValueError` if ``spared`` or the number of exponents is wrong.
+    The needed exponent is the largest vote after the ``spared`` largest votes. Those may be lies; the update of an
+    honest outlier is clipped. A tensor keeps its exponent if that is 0 to ``headroom`` above the needed exponent. So
+    exponents do not flap, and at most ``headroom`` bits are idle. Otherwise the next exponent is ``headroom`` above the
+    needed exponent, because the next update may be larger. `ValueError` if ``spared`` or the number of exponents is
+    wrong.
     """
     if not 0 <= spared < tally.count or len(current) != tally.tensors:
         told = f"{len(current)} exponents for {tally.tensors} tensors"
@@ -283,10 +269,10 @@ def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headro
 
 
 def votes_spared(voters: Mapping[str, int], colluding: int) -> int:
-    """Votes that ``colluding`` silos may have cast together, and that must not change the exponents.
+    """Number of votes that ``colluding`` silos may have cast together, and that must not change the exponents.
 
-    A silo votes with each update, so the silos with most votes count. With fewer than three silos nobody can tell who
-    lies; of five at most two may lie.
+    A silo votes with each update, so the silos with most votes count. The liars are assumed to be a minority of the
+    voters: nobody could tell a lying majority from an honest majority.
     """
     lying = min(colluding, (len(voters) - 1) // 2)
     return sum(sorted(voters.values(), reverse=True)[:lying])
@@ -299,12 +285,10 @@ def _tell(slots: Slots, teller: int, at: int, value: float | None) -> None:
 
 
 def _told(flat: NDArray[np.int64], teller: int, at: int, silos: int) -> float | None:
-    """Sum of a figure over ``silos`` silos; None where not all of them report it."""
     return number(flat, at) if int(flat[teller]) == silos else None
 
 
 def _grouped(exponents: Sequence[int], groups: int) -> list[int]:
-    """Exponent that each group of neighbouring tensors needs: the largest in the group."""
     largest = [MIN_EXPONENT] * groups
     for tensor, exponent in enumerate(exponents):
         if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
@@ -325,7 +309,6 @@ def _votes(flat: NDArray[np.int64], form: HeaderForm) -> NDArray[np.int64] | Non
 
 
 def _asked(flat: NDArray[np.int64], evaluators: int) -> tuple[Question, str]:
-    """Subject and split of the evaluations, and a fault if silos evaluated different things or counts are wrong."""
     asked, rest = divmod(int(flat[_QUESTION]), evaluators)
     if rest or not 0 <= asked < len(QUESTIONS) or int(flat[_SQUARE]) != evaluators * asked**2:
         return ROUNDS, "silos evaluated different models, or on different splits"

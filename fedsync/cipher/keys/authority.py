@@ -30,7 +30,6 @@ ContextMaker = Callable[[], bytes]
 
 
 def bfv_context() -> bytes:
-    """Make a context of the suite ``bfv`` with its secret key, serialised, 43 KB."""
     # Imported here: only the administrator makes contexts, and the library loads slowly.
     from fedsync.cipher.suites.bfv import new_context
 
@@ -38,9 +37,8 @@ def bfv_context() -> bytes:
 
 
 class _AuthorityRecord(Record):
-    """Content of the administrator's file.
-
-    ``issued``: whether bundles of this epoch were given out. ``revoked``: names of removed silos, by public key (hex).
+    """Content of the administrator's file. ``issued``: whether bundles of this epoch were given out. ``revoked``: names
+    of removed silos, by public key (hex).
     """
 
     kind: Literal["fedsync administrator 1"] = "fedsync administrator 1"
@@ -65,9 +63,7 @@ class Issue:
 @dataclass(frozen=True, slots=True)
 class KeyAuthority:
     """Content of the administrator's folder, without its secrets; silos pin ``public``, an Ed25519 key of 32 bytes.
-
-    ``revoked`` names silos whose keys were revoked; with fresh keys they may be members again. ``issued``: whether
-    bundles of this epoch were written.
+    Silos in ``revoked`` may be members again with fresh keys. ``issued``: whether bundles of this epoch were written.
     """
 
     public: bytes
@@ -79,9 +75,8 @@ class KeyAuthority:
 
 
 def new_authority(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
-    """Make a signing key (or take ``signing``, 32 bytes) and the first epoch's group secret; return the key to pin.
-
-    Do this offline. Existing keys stay, and their public key is returned. `ConfigError` if the folder is unsuitable.
+    """Make a signing key (or take ``signing``, 32 bytes) and the first epoch's group secret; return the key to pin. Do
+    this offline. Existing keys stay, and their public key is returned. `ConfigError` if the folder is unsuitable.
     """
     private_folder(folder)
     path = folder / ADMINISTRATOR_FILE
@@ -99,8 +94,8 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
     """Pin silos, and write a bundle for each pinned silo and the server's file.
 
     If bundles of this epoch were given out and a silo is new, the next epoch begins: each epoch has one list of
-    members. ``lines`` are (name in error messages, output of `announce`). Raises `ConfigError` if the administrator's
-    file is missing or damaged, no silo is pinned, or a line is damaged or contradicts a pinned key.
+    members. ``lines`` are (name in error messages, output of `announce`). `ConfigError` if the administrator's file is
+    missing or damaged, no silo is pinned, or a line is damaged or contradicts a pinned key.
     """
     record = _read(folder)
     members = dict(record.members)
@@ -115,10 +110,9 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
 
 
 def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker = bfv_context) -> Issue:
-    """Begin the next epoch with a fresh group secret, and write its bundles.
-
-    Silos in ``without`` get no bundle, and their keys are never pinned again. Raise `ConfigError` if the
-    administrator's file is missing or damaged, a name is not pinned, or no silo is left.
+    """Begin the next epoch with a fresh group secret, and write its bundles. Silos in ``without`` get no bundle, and
+    their keys are never pinned again. `ConfigError` if the administrator's file is missing or damaged, a name is not
+    pinned, or no silo is left.
     """
     record = _read(folder)
     members, revoked = dict(record.members), dict(record.revoked)
@@ -135,7 +129,7 @@ def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker 
 
 
 def open_authority(folder: Path) -> KeyAuthority:
-    """Read the public part of the folder; raise `ConfigError` if the file is missing, damaged or open to others."""
+    """Read the public part of the folder; `ConfigError` if the file is missing, damaged or open to others."""
     record = _read(folder)
     group = _group(record)
     revoked = tuple(dict.fromkeys(record.revoked.values()))
@@ -149,7 +143,6 @@ def issued_folder(folder: Path, epoch: int) -> Path:
 def _pin(
     members: dict[str, PublicKeys], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str
 ) -> None:
-    """Add a silo's public keys, unless they contradict known keys."""
     known = members.get(name)
     if known is not None:
         if known != public:
@@ -208,7 +201,7 @@ def emulated_keys(
 
     All keys lie in one folder of mode 0700, so nobody is protected from anybody: use this for experiments only.
     ``seed`` makes the signing and exchange pairs reproducible; the group secret is always fresh, because the library
-    draws its part. Raise `ConfigError` if the folder is open to others, or has the keys of other silos.
+    draws its part. `ConfigError` if the folder is open to others, or has the keys of other silos.
     """
     private_folder(folder)
     home = folder / "administrator"

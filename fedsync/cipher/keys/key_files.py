@@ -33,7 +33,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """Parse a JSON text, or raise `ValueError` that says what is wrong and where, without the found value."""
+        """Parse a JSON text; `ValueError` says what is wrong and where, without the found value."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -52,7 +52,7 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a secret record; under a passphrase if one was given, or if other key files in the folder have one. Raise
+    """Write a secret record; under a passphrase if one was given, or if other key files in the folder have one.
     `ConfigError` if the folder is open to others or not writable, or the passphrase is unknown.
     """
     data = record.canonical() + b"\n"
@@ -63,7 +63,6 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
-    """Read a secret record, or raise `ConfigError` if it is unusable; ``remedy`` is the advice if there is no file."""
     if not path.exists():
         raise ConfigError(str(path), "there is no such file", remedy)
     data = _plain(path)
@@ -75,10 +74,9 @@ def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
 
 
 def set_passphrase(folder: Path, new: str | None) -> list[Path]:
-    """Put all key files of a folder under a passphrase, or in the clear (None); return their paths.
-
-    All files are read before the first is written, and each is replaced as a whole. `ConfigError` if there are none,
-    one cannot be read, or nothing can be written.
+    """Put all key files of a folder under a passphrase, or in the clear (None); return their paths. All files are read
+    before the first is written, and each is replaced as a whole. `ConfigError` if there are none, or a file cannot be
+    read or written.
     """
     plain = {path: _plain(path) for path in sorted(folder.glob("*.key"))}
     if not plain:

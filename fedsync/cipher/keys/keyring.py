@@ -49,8 +49,8 @@ class _GroupRecord(Record):
 
 
 def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
-    """Return the silo's own pairs in the folder, or write ``keys`` or fresh pairs. Raise `ConfigError` if the folder
-    belongs to another silo, or is unsuitable.
+    """Return the silo's own pairs in the folder, or write ``keys`` or fresh pairs. `ConfigError` if the folder belongs
+    to another silo, or is unsuitable.
     """
     check_silo_name(name)
     private_folder(folder)
@@ -66,20 +66,20 @@ def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
 
 
 def open_silo(folder: Path) -> SiloKeys:
-    """Read a silo's own pairs; raise `ConfigError` if the file is missing, damaged or open to others."""
+    """Read a silo's own pairs; `ConfigError` if the file is missing, damaged or open to others."""
     record = read_record(folder / SILO_FILE, _SiloRecord, "Make the keys with `fedsync keys silo NAME`")
     return SiloKeys(record.name, record.exchange, record.signing)
 
 
 def open_group(folder: Path) -> GroupKey:
-    """Read the accepted group key; raise `ConfigError` if the file is missing, damaged or open to others."""
+    """Read the accepted group key; `ConfigError` if the file is missing, damaged or open to others."""
     remedy = "Accept the administrator's bundle: `fedsync keys accept`"
     record = read_record(folder / GROUP_FILE, _GroupRecord, remedy)
     return GroupKey(record.epoch, record.context, record.key, record.members, record.administrator)
 
 
 def open_ring(folder: Path) -> Ring:
-    """Read all keys of a silo; `ConfigError` if a file is unusable, or the group does not have this silo."""
+    """Read all keys of a silo; `ConfigError` as `open_silo`, or if the group does not have this silo."""
     own, group = open_silo(folder), open_group(folder)
     if group.members.get(own.name) != own.public:
         problem = f"the group key was not issued to these keys of {own.name!r}"
@@ -91,8 +91,8 @@ def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> G
     """Check and open a bundle at its silo, and store the group key.
 
     ``administrator`` is the Ed25519 public key, obtained from the administrator in person. It is pinned with the first
-    bundle and may be None from then on. Raises `ConfigError` if the silo's files or the public key are missing, or
-    differ from the pinned ones, and `ProtocolError` if the bundle is refused, with the reason.
+    bundle and may be None from then on. `ConfigError` if the silo's files or the public key are missing, or differ from
+    the pinned ones; `ProtocolError` if the bundle is refused.
     """
     own = open_silo(folder)
     held = open_group(folder) if (folder / GROUP_FILE).exists() else None
@@ -110,7 +110,6 @@ def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> G
 
 
 def read_bundle(path: Path) -> bytes:
-    """Read a bundle, which may lie anywhere; raise `ConfigError` if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_BUNDLE_BYTES + 1)

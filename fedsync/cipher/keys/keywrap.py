@@ -1,12 +1,12 @@
-"""Key bundle: carries the group secret from the administrator to one silo, unreadable for the server. Its format is
+"""Key bundle: carries the group secret from the administrator to one silo, unreadable for the server.
 
     magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
     | AES-256-GCM of group key [32] and BFV context | signature [64]
 
-The wrapping key is HKDF-SHA256 of an X25519 exchange between the ephemeral key and the silo's pinned key. The header
-is input of HKDF and associated data of AES-GCM. The signature covers all bytes before it; it is checked before parsing.
+The wrapping key is HKDF-SHA256 of an X25519 exchange between the ephemeral key and the silo's pinned key. The header is
+input of HKDF and associated data of AES-GCM. The signature covers all bytes before it; it is checked before parsing.
 
-Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a signature around it.
+Source: HPKE (RFC 9180) in its base mode, with a signature around it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from fedsync.cipher.keys.material import (
 )
 from fedsync.common.errors import ADMINISTRATOR, ConfigError, ProtocolError
 
-SUITE = "bfv-4096-60-16"
-"""The only kind of context that is issued: BFV, N = 4096, coefficient modulus of 60 and 16 bits."""
+SUITE = "bfv-4096-60-16"  # the only kind of context that is issued: N = 4096, coefficient modulus of 60 and 16 bits
 
 MAX_BUNDLE_BYTES = 4 * 2**20
 MAX_LINE_BYTES = 4096
@@ -63,9 +62,8 @@ class _SignedAnnouncement(_Announcement):
 
 
 class ServerKeys(Record):
-    """Keys and names that the server has; none of them decrypts an update.
-
-    ``senders`` are the Ed25519 public keys of the silos, ``administrator`` is the issuer's.
+    """Keys and names that the server has; none of them decrypts an update. ``senders`` are the Ed25519 public keys of
+    the silos, ``administrator`` is the issuer's.
     """
 
     epoch: Epoch
@@ -94,9 +92,8 @@ def announce(keys: SiloKeys) -> str:
 
 
 def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
-    """Read name and public keys from a line of `announce`; raise `ConfigError` if the line was changed.
-
-    Only people can check whether the keys are that silo's.
+    """Read name and public keys from a line of `announce`; `ConfigError` if the line was changed. Only people can check
+    whether the keys are that silo's.
     """
     remedy = "Ask the silo for the line of `fedsync keys silo`, and copy it whole"
     if len(line) > MAX_LINE_BYTES:
@@ -115,7 +112,6 @@ def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
 
 
 def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
-    """Make the bundle for one member; ``signing`` is the administrator's Ed25519 private key."""
     recipient = group.members[name].exchange
     members, fingerprint = dict(group.members), group.fingerprint
     header = _Header(silo=name, epoch=group.epoch, suite=SUITE, fingerprint=fingerprint, members=members).canonical()
@@ -128,9 +124,8 @@ def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
 
 
 def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int = 0) -> GroupKey:
-    """Check a silo's bundle, signed by the pinned ``administrator``, and return its group key.
-
-    ``held_epoch`` is that of the group key that the silo holds; 0 if none. `ProtocolError` at the first failed check.
+    """Check a silo's bundle, signed by the pinned ``administrator``, and return its group key. ``held_epoch`` is that
+    of the group key that the silo holds; 0 if none. `ProtocolError` at the first failed check.
     """
     message = _signed_part(bundle, administrator)
     # The signature is valid: everything below is as the administrator wrote it.
@@ -188,13 +183,12 @@ def _cipher(shared: bytes, ephemeral: bytes, recipient: bytes, header: bytes) ->
 
 
 def server_file(server: ServerKeys, signing: bytes) -> bytes:
-    """Encode the server's file: JSON, signed by the administrator, all public."""
     return _ServerFile(**dict(server), signature=sign(signing, _SERVER, server.canonical())).canonical()
 
 
 def read_server_file(data: bytes, source: str, administrator: bytes | None = None) -> ServerKeys:
-    """Read the server's file, signed by ``administrator`` or, if None, by the key in the file. Raise `ConfigError` if
-    the file is damaged, or of another version or administrator.
+    """Read the server's file, signed by ``administrator`` or, if None, by the key in the file. `ConfigError` if the
+    file is damaged, or of another version or administrator.
     """
     remedy = "Copy the server.json that `fedsync keys issue` wrote"
     try:

@@ -31,8 +31,7 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 FINGERPRINT_BYTES = 16
 MAX_EPOCH = 2**32 - 1
-PART_BYTES = 2**30
-"""Largest part of a blob; one AES-GCM call of the library takes less than 2^31 [bytes]."""
+PART_BYTES = 2**30  # largest part of a blob; one AES-GCM call of the library takes less than 2^31 bytes
 
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 _BLOB_MAGIC = b"FSBLOB1\0"
@@ -50,7 +49,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PublicKeys:
-    """Public half of a silo's keys: X25519 and Ed25519, 32 bytes each; else `ValueError`."""
+    """Public half of a silo's keys: X25519 and Ed25519, 32 bytes each; `ValueError` for another length."""
 
     exchange: bytes
     signing: bytes
@@ -61,7 +60,7 @@ class PublicKeys:
 
     @property
     def usable(self) -> bool:
-        """Whether a secret can be agreed on with the exchange key; with a point of low order it would be zero."""
+        """Whether a secret can be agreed on with the exchange key; a point of low order would make the secret zero."""
         try:
             X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.exchange))
         except ValueError:
@@ -76,9 +75,8 @@ class PublicKeys:
 
 @dataclass(frozen=True, slots=True)
 class SiloKeys:
-    """Secret half of a silo's keys, X25519 and Ed25519, 32 bytes each; it never leaves the silo.
-
-    `ConfigError` if the name is not allowed, `ValueError` if a key has the wrong length.
+    """Secret half of a silo's keys, X25519 and Ed25519, 32 bytes each; it never leaves the silo. `ConfigError` if the
+    name is not allowed, `ValueError` if a key has the wrong length.
     """
 
     name: str
@@ -96,12 +94,11 @@ class SiloKeys:
         return cls(name, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
 
     def sign(self, context: bytes, data: bytes) -> bytes:
-        """Ed25519 signature, 64 bytes. ``context`` separates uses: a signature never passes for one of another use."""
+        """Ed25519 signature, 64 bytes. ``context`` names the use: a signature is never valid for another use."""
         return sign(self.signing, context, data)
 
     def agree(self, other: PublicKeys, context: bytes, length: int = KEY_BYTES) -> bytes:
         """Derive a secret of ``length`` bytes that only this silo and the other can compute, one per ``context``.
-
         `ValueError` if the other's key is not `PublicKeys.usable`; members' keys were checked when pinned.
 
         Source: X25519, then HKDF-SHA256 with both public keys in order as salt.
@@ -116,12 +113,10 @@ class SiloKeys:
 class GroupKey:
     """Group secret of one epoch with the list of its holders. Only silos and the administrator have it.
 
-    Args:
-        epoch: counts from 1; `ValueError` if it or another value is out of range.
-        context: serialised BFV context with its secret key.
-        key: 32 bytes; use `derive`, never the key itself.
-        members: public keys of every silo, by name.
-        administrator: Ed25519 public key of the issuer, 32 bytes.
+    ``epoch`` counts from 1. ``context`` is the serialised BFV context with its secret key. ``key`` has 32 bytes; use
+    `derive`, never the key itself. ``administrator`` is the issuer's Ed25519 public key, 32 bytes. ``fingerprint``, 16
+    bytes, identifies context, key and epoch on the wire, and discloses nothing about them. `ValueError` if a value is
+    out of range.
     """
 
     epoch: int
@@ -130,9 +125,7 @@ class GroupKey:
     members: Mapping[str, PublicKeys]
     administrator: bytes
     fingerprint: bytes = field(init=False)
-    """16 bytes that identify context, key and epoch on the wire, and disclose nothing about them."""
-    _naming: bytes = field(init=False, repr=False)
-    """Key of `conceal`."""
+    _naming: bytes = field(init=False, repr=False)  # key of `conceal`
 
     def __post_init__(self) -> None:
         if not 1 <= self.epoch <= MAX_EPOCH:
@@ -144,10 +137,8 @@ class GroupKey:
         object.__setattr__(self, "_naming", self.derive(Purpose.NAME))
 
     def derive(self, purpose: Purpose, salt: bytes = b"", length: int = KEY_BYTES) -> bytes:
-        """Derive a key of ``length`` bytes (8,160 at most) for one purpose in this epoch.
-
-        Keys for different purposes disclose nothing about each other. ``salt`` is public, for example a fresh nonce;
-        each value gives another key.
+        """Derive a key of ``length`` bytes (8,160 at most) for one purpose in this epoch. Keys for different purposes
+        disclose nothing about each other. ``salt`` is public, for example a fresh nonce; each value gives another key.
         """
         return hkdf(self.key, salt, f"fedsync group 1/{self.epoch}/{purpose}".encode(), length)
 
@@ -197,7 +188,7 @@ def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes)
 
 
 def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes, sender: str = "peer") -> bytes:
-    """Decrypt a blob of `seal_blob`, called with the same arguments. Raise `ProtocolError` if the blob is malformed or
+    """Decrypt a blob of `seal_blob`, called with the same arguments. `ProtocolError` if the blob is malformed or
     damaged, or was sealed in another epoch, for another use or with another key.
     """
     start = len(_BLOB_MAGIC) + 4
@@ -217,7 +208,6 @@ def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes,
 
 
 def _parts(data: bytes | memoryview, size: int, bound: bytes) -> Iterator[tuple[bytes, memoryview, bytes]]:
-    """Yield nonce, bytes and associated bytes of each part of at most ``size`` bytes."""
     count = max(-(-len(data) // size), 1)
     about = bound if count == 1 else bound + count.to_bytes(8, "little")
     for number in range(count):

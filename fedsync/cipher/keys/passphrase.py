@@ -24,19 +24,14 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from fedsync.common.errors import ConfigError
 
-NAMED_BY = "FEDSYNC_PASSPHRASE_ENV"
-"""Environment variable that names the variable with the passphrase; without it, `DEFAULT`."""
+NAMED_BY = "FEDSYNC_PASSPHRASE_ENV"  # names the variable with the passphrase; without it, `DEFAULT`
 
 DEFAULT = "FEDSYNC_PASSPHRASE"
-SERVICE = "fedsync"
-"""Service name of the passphrase in the system's keyring; the user name there is the folder of the keys."""
+SERVICE = "fedsync"  # service name in the system's keyring; the user name there is the folder of the keys
 
 GIVEN: ContextVar[str | None] = ContextVar("passphrase", default=None)
-"""Passphrase given to a command, for existing and new folders."""
-
 _MAGIC = b"FSKEYFILE1\0"
-_COST = 16
-"""Binary logarithm of scrypt's cost: 64 MiB, and a fraction of a second per file."""
+_COST = 16  # binary logarithm of scrypt's cost: 64 MiB, and a fraction of a second per file
 
 _MAX_COST = 20
 _SALT_BYTES = 32
@@ -56,7 +51,6 @@ def seal_file(data: bytes, passphrase: str) -> bytes:
 
 
 def open_file(data: bytes, passphrase: str, path: Path) -> bytes:
-    """Decrypt a file of `seal_file`; raise `ConfigError` if the passphrase is wrong or the file is damaged."""
     end = len(_MAGIC) + 1 + _SALT_BYTES
     head = data[:end]
     try:
@@ -68,7 +62,6 @@ def open_file(data: bytes, passphrase: str, path: Path) -> bytes:
 
 
 def find_passphrase(folder: Path) -> str:
-    """Look up the passphrase of a folder of keys; raise `ConfigError` if no source has it."""
     name = os.environ.get(NAMED_BY) or DEFAULT
     found = GIVEN.get() or os.environ.get(name) or _from_keyring(str(folder.resolve())) or _typed(folder)
     if not found:

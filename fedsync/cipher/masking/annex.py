@@ -11,6 +11,7 @@ Every seed is split into *shares*. A silo gets a share of the own seed, then of 
 key that follows from the context and the two silos' key pairs for the run. A seed is the value at 0 of a polynomial
 modulo a prime above 2^256 with fresh uniform coefficients; the share of holder x is the value at x. Fewer than
 ``threshold`` shares disclose nothing. A changed share yields a wrong seed, which only the commitment reveals.
+
 Source: Shamir 1979, "How to share a secret".
 """
 
@@ -42,9 +43,8 @@ SHARE_BYTES = 33
 def split(
     secret: bytes, threshold: int, holders: Iterable[int], draw: Callable[[int], int] = secrets.randbelow
 ) -> dict[int, bytes]:
-    """Split a secret of 32 bytes into shares by holder (a number from 1 on), 33 bytes each; else `ValueError`.
-
-    ``threshold`` shares reconstruct the secret. ``draw`` returns a uniform number below its argument.
+    """Split a secret of 32 bytes into shares of 33 bytes by holder (a number from 1 on); ``threshold`` of them restore
+    it. ``draw`` returns a uniform number below its argument. `ValueError` if a number or a length is not allowed.
     """
     numbers = list(holders)
     if len(secret) != SECRET_BYTES or threshold < 1 or not all(0 < number < PRIME for number in numbers):
@@ -75,7 +75,7 @@ def commitment(seed: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Seeds of one silo's masks (its own, and with other silos by name), or one holder's shares of them."""
+    """Seeds of one silo's masks: its own mask, and pair masks by name; or one holder's shares of these seeds."""
 
     own: bytes = field(repr=False)
     pairs: Mapping[str, bytes] = field(repr=False)
@@ -88,7 +88,6 @@ class Seeds:
 
     @classmethod
     def unpack(cls, data: bytes, sender: str, size: int = SECRET_BYTES) -> Seeds:
-        """Decode seeds or shares of ``size`` bytes, or raise `ProtocolError`."""
         own, pairs = unpack(data, sender, 2)
         if len(own) != size:
             raise ProtocolError(sender, "masks", f"a seed of {len(own)} bytes, not {size}")
@@ -110,7 +109,6 @@ class Annex:
 
     @classmethod
     def unpack(cls, data: bytes, silo: str, sender: str) -> Annex:
-        """Decode the annex of ``silo``'s update, or raise `ProtocolError` in the name of ``sender``."""
         context, work, own, pairs, sealed = unpack(data, sender, 5)
         names = unpack_named(pairs, sender, DIGEST_BYTES)
         size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
@@ -121,7 +119,7 @@ class Annex:
         return annex
 
     def check(self, seeds: Seeds, dropped: set[str], sender: str) -> None:
-        """Check own seed and pair seeds with ``dropped`` silos against the commitments, or raise `ProtocolError`."""
+        """Check the own seed and the pair seeds with ``dropped`` silos; `ProtocolError` if a commitment differs."""
         told = {name: commitment(seed) for name, seed in seeds.pairs.items()}
         if told.keys() != dropped or not dropped <= self.pairs.keys() or commitment(seeds.own) != self.own:
             raise ProtocolError(sender, "reveals", "the seeds differ from the requested seeds, or from the commitments")
@@ -147,7 +145,7 @@ def seal(
 
 
 def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> Seeds:
-    """Decrypt this silo's shares of the seeds of ``dealer``; `ProtocolError` if they are not for it in this context."""
+    """Decrypt this silo's shares of the dealer's seeds; `ProtocolError` if they are of another silo or context."""
     sealed = annex.sealed.get(own.name, b"")
     key = _key(own, dealer, own.name, keys, annex.context)
     try:

@@ -14,8 +14,6 @@ from itertools import pairwise
 from fedsync.common.errors import ProtocolError
 
 MAX_BYTES = 2**24
-"""Largest message."""
-
 _LENGTH = 4
 
 

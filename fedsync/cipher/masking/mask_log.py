@@ -32,20 +32,16 @@ from fedsync.core.orders import WorkOrder
 from fedsync.model.transfer import Payload
 
 MAX_ATTEMPTS = 1000
-"""Largest number of attempts at one version that a silo takes part in."""
-
 _FOLDER, _LOCK = "masks", "lock"
 _STALE_S = 7 * 86_400.0
-_ROUNDS = 4
-"""Rounds whose masks are kept in memory; a sum is opened as soon as it is committed."""
+_ROUNDS = 4  # rounds whose masks are kept in memory; a sum is opened as soon as it is committed
 
 _MAX_BYTES = 2**16
 
 
 class MaskLog:
-    """Log of used masks in the run with this digest; in memory where the silo's keys have no folder.
-
-    Methods raise `ConfigError` if the file is damaged, has another pair than before, or cannot be written.
+    """Log of used masks in one run; in memory where the silo's keys have no folder. Methods raise `ConfigError` if the
+    file is damaged, has another pair than before, or cannot be written.
     """
 
     def __init__(self, ring: Ring, run: bytes) -> None:
@@ -65,7 +61,7 @@ class MaskLog:
 
     def enter(self, base: int, attempt: int) -> None:
         """Log the use of masks; the entry is on disk when this returns. Versions only go up. Raise `ProtocolError` if
-        these masks were used before, or masks of a later version were.
+        these masks or masks of a later version were used before.
         """
         with self._held() as file:
             if file is not None:
@@ -97,7 +93,7 @@ class MaskLog:
 
 
 def kept_pair(ring: Ring, run: bytes) -> SiloKeys | None:
-    """The silo's keys with its pair for a run, if the log still exists; `ConfigError` if the log is damaged."""
+    """The silo's keys with its pair for a run; None without a log; `ConfigError` if the log is damaged."""
     file = None if ring.folder is None else ring.folder / _FOLDER / run.hex()
     return fresh_pair(ring.own, _read(file)[0]) if file is not None and file.exists() else None
 
@@ -127,9 +123,8 @@ class Masking:
     def begin(
         self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, work: WorkDone, ratio: float
     ) -> MaskRound:
-        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`. Raises
-        `ProtocolError` if the masks were used before, or the roster does not have this silo's pair, and `ConfigError`
-        if the log cannot be written.
+        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`. Raise `ProtocolError`
+        if the masks were used before, or the roster does not have this silo's pair.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
         masks = MaskRound(self._log.pair, roster, context, work, ratio)
@@ -162,7 +157,6 @@ def _damaged(file: Path) -> ConfigError:
 
 
 def _read(file: Path) -> tuple[bytes, tuple[int, tuple[int, ...]]]:
-    """Read the pair's private half, and the newest masked version with its attempts."""
     words = read_private(file, _MAX_BYTES).decode("ascii", "replace").split()
     try:
         exchange, (base, *attempts) = bytes.fromhex(words[0]), map(int, words[1:])

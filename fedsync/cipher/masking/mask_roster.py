@@ -31,12 +31,11 @@ _SIGNED = b"mask announcement 1"
 
 
 def least_survivors(colluding: int) -> int:
-    """Number of silos that a sum needs: two honest updates cannot be told apart."""
+    """Number of silos that a sum needs: the colluding silos, and two honest silos that hide each other's updates."""
     return colluding + 2
 
 
 def threshold(silos: int, colluding: int) -> int:
-    """Signatures that a list needs, and shares that a seed needs, for n silos and k colluding silos."""
     return (silos + colluding) // 2 + 1
 
 
@@ -52,7 +51,7 @@ def announce(pair: SiloKeys, run: bytes) -> bytes:
 
 
 def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, PublicKeys]:
-    """Read run digest and keys from an announcement; `ProtocolError` if unsigned by ``signing`` or unusable."""
+    """Return run digest and keys of an announcement; `ProtocolError` if not signed by ``signing``, or not usable."""
     text, signature = announcement[:-SIGNATURE_BYTES], announcement[-SIGNATURE_BYTES:]
     if len(announcement) != ANNOUNCEMENT_BYTES or not is_signed(signing, _SIGNED, text, signature):
         raise ProtocolError(sender, "announcement", "the key for masks is not signed by its silo")
@@ -64,9 +63,8 @@ def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, 
 
 @dataclass(frozen=True, slots=True)
 class MaskRoster:
-    """Silos that take part in masks: for each, the run's X25519 key and the long-lived Ed25519 key.
-
-    ``colluding`` is k; ``digest`` is the SHA-256 of the announcements.
+    """Silos that take part in masks: for each, the run's X25519 key and the long-lived Ed25519 key. ``colluding`` is k;
+    ``digest`` is the SHA-256 of the announcements.
     """
 
     keys: Mapping[str, PublicKeys]

@@ -5,7 +5,8 @@
     signed     context | signature [64]
     revealed   context | the silo's own seed and pair seeds | by name, shares of the seeds of each lost survivor
 
-The server sends ``sign`` and ``reveal``, silos answer ``signed`` and ``revealed``: as `frames`, this word first.
+The server sends ``sign`` and ``reveal``; silos answer ``signed`` and ``revealed``. A message is encoded as `frames`,
+with this word as its first frame.
 
 | state | next | by |
 |---|---|---|
@@ -60,9 +61,8 @@ _STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """List that survivors are asked to sign: the silos in the sum, with the stubs of their annexes by name.
-
-    An annex has the commitment to a seed that was drawn for this update alone, so a list refers to these very updates.
+    """List of the silos in the sum that each of them signs, with the stubs of their annexes by name. A stub has the
+    commitment to a seed that was drawn for one update alone, so a list refers to these very updates.
     """
 
     context: bytes
@@ -75,7 +75,7 @@ class Survivors:
         return pack([self.context, pack_named(self.annexes)])
 
     def works(self) -> list[WorkDone]:
-        """Work behind each update; raise `ProtocolError` if a stub is malformed or has another context."""
+        """Work behind each update; `ProtocolError` if a stub is malformed or has another context."""
         heads = [unpack(stub[:ANNEX_HEAD], SERVER, 2) for stub in self.annexes.values()]
         if any(context != self.context for context, _ in heads):
             raise ProtocolError(SERVER, "survivors", "an update with masks of another context is in the list")
@@ -88,7 +88,6 @@ class Survivors:
         return is_signed(signing, _LIST, self._text(), signature)
 
     def check(self, signatures: Mapping[str, bytes], keys: Mapping[str, PublicKeys], threshold: int) -> None:
-        """Check that enough survivors, and nobody else, signed this list; raise `ProtocolError` otherwise."""
         if len(signatures) < threshold:
             raise ProtocolError(SERVER, "survivors", f"{len(signatures)} signatures, {threshold} are needed")
         for name, signature in signatures.items():
@@ -110,7 +109,7 @@ class RevealQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SignAnswer:
-    """Signature of the list, 64 bytes."""
+    """Answer with the signature of the list, 64 bytes."""
 
     context: bytes
     signature: bytes
@@ -121,9 +120,7 @@ class SignAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RevealAnswer:
-    """Seeds that a survivor reveals: its own, its pair seeds with silos that dropped out, and ``shares`` of the same
-    two kinds of seeds of lost survivors, by name.
-    """
+    """Seeds of a survivor: its own, pair seeds with silos that dropped out; and shares of lost survivors' seeds."""
 
     context: bytes
     seeds: Seeds
@@ -135,7 +132,6 @@ class RevealAnswer:
 
 
 def read_question(payload: Payload) -> Survivors | RevealQuestion:
-    """Parse the server's question, or raise `ProtocolError`."""
     match _frames(payload, SERVER):
         case [kind, context, annexes] if kind == _SIGN:
             return Survivors(context, unpack_named(annexes, SERVER, _STUB_BYTES))
@@ -161,7 +157,6 @@ def _payload(*frames: bytes) -> Payload:
 
 
 def _frames(payload: Payload, sender: str) -> list[bytes]:
-    """Frames of a message; the second is a context."""
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "masks", f"{payload.dtype} {payload.shape} instead of bytes")
     frames = unpack(payload.tobytes(), sender)
@@ -190,13 +185,12 @@ def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slo
 
 
 OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", "budget_s", "behind"}
-"""Fields of an order that are not bound as they are."""
+"""Fields of an order that the context does not include as they are."""
 
 
 def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
-    """Compute the digest that masks are bound to, 32 bytes.
-
-    ``run`` is the run's digest, ``chain`` the D of the order's base version, ``attempt`` counts from this version.
+    """Compute the digest that masks are bound to, 32 bytes. ``run`` is the run's digest, ``chain`` the D of the order's
+    base version; ``attempt`` counts from this version.
     """
     names = [field.name for field in dataclasses.fields(order) if field.name not in OWN]
     # A float's repr is exact.
@@ -210,7 +204,7 @@ _PAIR = b"mask pair 2\0"
 
 
 def pair_seeds(own: SiloKeys, keys: Mapping[str, PublicKeys], context: bytes) -> dict[str, bytes]:
-    """Seeds of the masks that a silo has with each other silo, by name; ``own`` has its pair for the run."""
+    """Seeds of the pair masks by name of the other silo; ``own`` has the silo's pair for the run."""
     return {name: own.agree(other, _PAIR + context) for name, other in keys.items() if name != own.name}
 
 
@@ -241,9 +235,9 @@ class MaskRound:
         return masked(slots, [(self._seeds.own, True), *pairs], first)
 
     def sign(self, survivors: Survivors) -> bytes:
-        """Sign the list of updates in the sum, 64 bytes; only one list, whatever is asked. Raise `ProtocolError` if
-        this silo's update is not in the list; silos are too few or not of the roster; the work of updates differs too
-        much; or another list was signed before.
+        """Sign the list of updates in the sum, 64 bytes. Raise `ProtocolError` if this silo's update is not in the
+        list; silos are too few or not of the roster; the work of updates differs too much; or another list was signed
+        before.
         """
         names = survivors.annexes.keys()
         if self._survivors not in (None, survivors):
@@ -261,9 +255,8 @@ class MaskRound:
         return survivors.sign(self._own)
 
     def reveal(self, question: RevealQuestion) -> RevealAnswer:
-        """Reveal seeds and shares that remove the masks, once enough silos signed the list that was signed here. Raise
-        `ProtocolError` if too few silos signed; nothing was signed here; or a lost silo's annex is not the annex in the
-        list.
+        """Reveal seeds and shares that remove the masks. Raise `ProtocolError` if this silo has signed no list, too few
+        silos signed the same list, or the annex of a lost silo is not the annex in the list.
         """
         survivors = self._survivors
         if survivors is None:

@@ -3,6 +3,7 @@
 If one silo does two hundred steps and the others do one, the sum is almost that silo's update. So each update states
 its work in its annex, and the list of survivors repeats it. No silo signs a list in which one update has more than
 ``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in silo.yaml).
+An evaluation-only update is all zeros, and counts as no work.
 
 | figure | its ratio limits the ratio of |
 |---|---|
@@ -10,8 +11,6 @@ its work in its annex, and the list of survivors repeats it. No silo signs a lis
 | samples | the weights of updates, if updates are weighted by samples |
 | way | steps, multiplied by samples if updates are weighted by samples |
 | budget | the times that orders allow training code that counts no steps |
-
-An evaluation-only update is all zeros, and counts as no work.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class WorkDone:
 
     @classmethod
     def of(cls, order: WorkOrder, done: WorkReport, way: int) -> Self:
-        """Work done of an order; ``way`` in steps, times the samples if the mean is weighed by samples."""
+        """Work done of an order; ``way`` in steps, times the samples if updates are weighted by samples."""
         if order.scores_only:
             return cls(0, 0, 0, 0)
         budget = 0 if order.budget_s is None else max(1, min(round(order.budget_s * 1000), 2**63))

@@ -16,8 +16,8 @@ silos that dropped out. Seeds of lost survivors come from shares. See `docs/inte
 | shares, commitments (`annex`) | silos that are lost before they reveal; silos that reveal false seeds |
 | log of used masks (`mask_log`) | a server that repeats an order, and disks that are restored to an older state |
 
-Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", section 4, and
-section 6.2 for the active adversary.
+Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", sections 4 and
+6.2.
 """
 
 from __future__ import annotations
@@ -34,13 +34,10 @@ from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 
 
 class Unmasker:
-    """Remover of the masks of a sum, with seeds that match the survivors' commitments.
+    """Remover of the masks of a sum, with the seeds that came with the sum (``opening``, see `pack_opening`).
 
-    Args:
-        opening: seeds that came with the sum; see `pack_opening`.
-        members: members of the sum, whose tag has been checked: the tag covers their annexes' digests.
-
-    Raises `ProtocolError` if an annex or a seed is missing, a seed differs from its commitment, or contexts differ.
+    The tag of the sum must have been checked: it covers the digests of the annexes of ``members``. `ProtocolError` if
+    an annex or a seed is missing, a seed differs from its commitment, or contexts differ.
     """
 
     def __init__(self, opening: bytes, members: Sequence[Member]) -> None:
@@ -64,7 +61,7 @@ class Unmasker:
             self._masks += [(seed, name > other) for other, seed in seeds.pairs.items()]
 
     def unmask(self, slots: Slots, first: int = 0) -> Slots:
-        """Remove the masks from sums of slots, int64 [chunks, 4096], within +-t/2."""
+        """Remove the masks from sums of slots, int64 [chunks, 4096]; the result lies within +-t/2."""
         return masked(slots, self._masks, first)
 
 

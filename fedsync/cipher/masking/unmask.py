@@ -32,9 +32,8 @@ logger = foreign.logger(__name__)
 
 
 class Unmasking:
-    """Collector of the seeds that open one masked sum; the module has its states.
-
-    ``annexes`` are those of the sum, by silo, all of one context; ``signing`` the silos' Ed25519 keys.
+    """Collector of the seeds that open one masked sum; the module has its states. ``annexes`` are those of the sum, by
+    silo, all of one context; ``signing`` are the silos' Ed25519 keys.
     """
 
     def __init__(self, annexes: Mapping[str, bytes], signing: Mapping[str, bytes], colluding: int) -> None:
@@ -59,7 +58,6 @@ class Unmasking:
 
     @property
     def closed(self) -> bool:
-        """Whether so few silos are left that the sum can never be opened."""
         here = self._data.keys() - self._lost
         numbers = {self._numbers[name] for name in here}
         most = [len(self._shares[name].keys() | numbers) for name in self._lost - self._told.keys()]
@@ -116,7 +114,7 @@ class Unmasking:
         self._lost |= {silo} & self._data.keys()
 
     def opening(self) -> bytes | None:
-        """All seeds, for silos; see `fedsync.cipher.masking.masks.Unmasker`. None if shares do not fit a commitment."""
+        """Seeds of all survivors, for `Unmasker`; None if shares do not fit a commitment."""
         seeds = {}
         for name, annex in self._annexes.items():
             try:
@@ -130,7 +128,6 @@ class Unmasking:
         return pack_opening(self._data, seeds)
 
     def _joined(self, name: str) -> Seeds:
-        """Reconstruct a survivor's seeds from shares, or raise `ValueError` if the shares belong to no seed."""
         chosen = dict(sorted(self._shares[name].items())[: self._threshold])
         own = join({number: shares.own for number, shares in chosen.items()})
         pairs = {other: join({n: shares.pairs[other] for n, shares in chosen.items()}) for other in self._dropped}
@@ -144,9 +141,9 @@ class Attempts:
     """Attempts at one version under masks: the attempt number of each silo's newest order.
 
     A silo's masks of one attempt blind one update only, and a sum has updates of one attempt only. A failed order is
-    first repeated in the same attempt. This works if the silo failed before it sealed. After a second failure, the silo
-    may have sealed already. Its next order begins another attempt, whose update no sum needs. The silo takes part again
-    from the next version on.
+    first repeated in the same attempt, which works if the silo failed before it sealed. After a second failure, the
+    silo may have sealed already. Its next order begins another attempt, whose update no sum needs. The silo takes part
+    again from the next version on.
     """
 
     def __init__(self) -> None:
@@ -171,14 +168,11 @@ class Attempts:
 
 
 class Announcements:
-    """Rosters of silos that announce, leave and return.
+    """Rosters of silos that announce, leave and return; ``here`` has the checked announcement of each present silo.
 
     Masks cancel only between silos that were sent the same roster. So the roster stays fixed for the duration of a
-    version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it, and its update cannot be
-    added to the others. It is part of the next version's roster.
-
-    Attributes:
-        here: checked announcement of each present silo.
+    version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it. Its update cannot be
+    added to the others; from the next version on it is part of the common roster.
     """
 
     def __init__(self) -> None:
@@ -186,7 +180,7 @@ class Announcements:
         self._fixed: dict[str, bytes] | None = None
 
     def put(self, silo: str, announcement: bytes) -> None:
-        """Add a silo, or renew its key. Raise `ProtocolError` if as many others are here as one roster holds."""
+        """Add a silo, or renew its key; `ProtocolError` if the roster is full."""
         if len(self.here.keys() | {silo}) > MASKED.additions:
             detail = f"{MASKED.additions} silos mask their updates, and no more can; it can when one of them leaves"
             raise ProtocolError(silo, "announcement", detail)

@@ -13,7 +13,9 @@ from fedsync.model.chunked_arrays import give_back, spans
 
 
 class Chain:
-    """Links from version ``first`` to version ``newest``, one for each version; a link never changes."""
+    """Links from version ``first`` to version ``newest``, one for each version. A link never changes. ``paused`` counts
+    the versions by `pause`, which equal the version before.
+    """
 
     def __init__(self) -> None:
         self.first = 0
@@ -34,7 +36,6 @@ class Chain:
         self.links.append(Link(LinkKind.ADD, (entry,)))
 
     def pause(self) -> None:
-        """Add a version equal to the newest; ``paused`` counts these."""
         self.links.append(Link(LinkKind.EMPTY))
         self.paused += 1
 
@@ -65,7 +66,6 @@ def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple
 
 
 def members_of(envelopes: Sequence[wire.Envelope]) -> tuple[Member, ...]:
-    """Updates in a sum, in the order of the sum; ordered by id if a region's sum is part of it."""
     members = tuple(member for envelope in envelopes for member in envelope.head.members)
     alone = len(members) == len(envelopes)
     return members if alone else tuple(sorted(members, key=lambda member: member.update_id))

@@ -25,8 +25,7 @@ from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 
-_NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled"}
-"""Content of a checkpoint besides the received updates; attempts begin anew in another process."""
+_NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled"}  # content of a checkpoint besides received updates
 
 
 Masks = tuple[bytes, frozenset[str]]
@@ -41,7 +40,6 @@ class Update:
         clear: values in the clear; for a region's sum, the members' mean.
         scale: number of the grid on which its silos had to seal.
         singles: slips of the members for a region's sum; else the envelope itself.
-        update_ids: ids of all members.
         masks: context and roster of the masks: updates with equal values may be added up; None without masks.
     """
 
@@ -148,7 +146,6 @@ class Inbox:
         return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1)
 
     def key_of(self, silo: str) -> bytes:
-        """Signing key of a silo; raise `ProtocolError` if the administrator issued none."""
         public = self._keys.senders.get(silo)
         if public is None:
             raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
@@ -170,7 +167,7 @@ class Inbox:
         """Remove and return the updates for a commit that follows on version ``newest``.
 
         The server does not know the grid that silos agreed on, nor the history of a version. So the majority of the
-        updates decides. Under masks, only updates of one context and roster count: the largest set, and of equal sets
+        updates decides. Under masks, only the largest set of updates of one context and roster counts; of equal sets
         the first.
         """
         named = tuple(update_ids)
@@ -201,7 +198,7 @@ class Inbox:
         return taken
 
     def _fit(self, taken: dict[str, Update], newest: int) -> None:
-        """Drop updates beyond those that one sum holds; not always of the same silos, so begin elsewhere each time."""
+        """Drop updates beyond the limit of one sum, each time of other silos."""
         names, added, fitting = list(taken), Counter[bytes](), set[Update]()
         first = newest % max(len(names), 1)
         for update in dict.fromkeys(taken[name] for name in (*names[first:], *names[:first])):
@@ -213,7 +210,7 @@ class Inbox:
         _drop(taken, lambda update: update not in fitting, most)
 
     def _agree(self, taken: dict[str, Update], statement: Callable[[Update], tuple[int, bytes]], why: str) -> None:
-        """Of statements on one number, keep the most frequent; keep ties, too, unless masks must be removed."""
+        """Keep updates with the most frequent statement on each number, and ties unless masks must be removed."""
         said = Counter(map(statement, taken.values()))
         most = {number: max(said[pair] for pair in said if pair[0] == number) for number, _ in said}
         usual = {pair for pair, count in said.items() if count == most[pair[0]]}
@@ -222,7 +219,6 @@ class Inbox:
         _drop(taken, lambda update: statement(update) not in usual, why)
 
     def _spoil(self, update_id: str) -> None:
-        """Drop a region's sum, because one of its updates does not count."""
         update = self._pending.get(update_id)
         for other in () if update is None else update.update_ids:
             self._spoiled.add(other)
@@ -252,7 +248,6 @@ class Inbox:
 
 
 def work_of(head: wire.Head) -> WorkDone:
-    """Work behind a masked update that was checked on arrival."""
     return Annex.unpack(head.annex, head.sender, head.sender).work
 
 
@@ -263,7 +258,7 @@ def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -
 
 
 def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelope]:
-    """Greetings by name, of the model and run that most silos have: no silo would open a sum with the others."""
+    """Greetings of the model and run that most silos have: no silo would open a sum with the others."""
     grids = Counter(one.head.grid for _, one in sorted(greetings.items()))
     ((grid, _),) = grids.most_common(1)
     chains = Counter(one.head.members[0].chain for one in greetings.values() if one.head.grid == grid)
@@ -278,10 +273,10 @@ def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelop
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Updates of a commit, grouped for addition; ``summed`` says whether there is a region's sum among them.
+    """Updates of a commit, grouped for addition; ``summed`` says whether a region's sum is among them.
 
-    ``by_grid`` has the envelopes that may be added up; ``singles`` all updates, of which those from a region's sum have
-    no words; ``clear`` the change of the values in the clear, float32 [clear values].
+    ``by_grid`` has the envelopes that may be added up. ``singles`` has all updates; updates from a region's sum have no
+    words. ``clear`` is the change of the values in the clear, float32 [clear values].
     """
 
     by_grid: Mapping[bytes, list[wire.Envelope]]
@@ -291,9 +286,8 @@ class Gathered:
 
     @classmethod
     def of(cls, updates: Mapping[str, Update], weights: Mapping[str, float], clear_values: int) -> Gathered:
-        """Group the counting updates; they are scaled up for the weight of updates that do not count.
-
-        ``updates`` has each update by the ids of all that it contains; ``weights`` may cover more updates.
+        """Group the updates that count; scale their clear values up for the weight of updates that do not count. A
+        region's sum is in ``updates`` under the id of each member.
         """
         share = sum(weights[update_id] for update_id in updates) / sum(weights.values())
         clear = np.zeros(clear_values, dtype=np.float32)

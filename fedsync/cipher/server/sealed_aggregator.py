@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 logger = foreign.logger(__name__)
 
-MAX_LINKS = 48
-"""Links kept before the server asks a silo for a snapshot, which replaces older links."""
+MAX_LINKS = 48  # links kept before the server asks a silo for a snapshot, which replaces older links
 
+# Content of a checkpoint: data from silos, without the construction arguments.
 _NAMES: Names = {
     "first": "_chain.first",
     "links": "_chain.links",
@@ -60,17 +60,16 @@ _NAMES: Names = {
     "postponed": "_postponed",
     "announcements": "_announcements.here",
 }
-"""Content of a checkpoint: data from silos, without the construction arguments."""
 
 SUMS = "sums"
 
 MAX_SNAPSHOT_EXTRA, _OF_A_TENSOR, _OF_A_SILO = 2**20, 512, 2048
-"""Bytes of a sealed snapshot beyond its models, at most: in all; and besides for each tensor, whose exponents on the
-last grids it has, and for each silo, of which it has the last updates (`ReplicaState.most_bytes`)."""
+"""Bound of a snapshot's bytes beside its models: a constant, and bytes for each tensor (exponents on remembered grids)
+and each silo (serials of updates); see `ReplicaState.most_bytes`.
+"""
 
 
 def upload_bytes(plan: EncryptionPlan) -> int:
-    """Largest update [bytes]: words, header, annex, and values in the clear."""
     annex = wire.MAX_ANNEX if plan.masked else 0
     return plan.chunks * plan.form.chunk_bytes + 4 * plan.clear_values + annex + 4096
 
@@ -79,7 +78,6 @@ class EncryptedAggregator:
     """`fedsync.model.transfer.Aggregator` without a key.
 
     Args:
-        keys: the server's public knowledge of the keys.
         initial: version 0 in the clear, where silos cannot build it themselves.
         evidence: keeps single updates of the last versions on disk; None keeps none.
         folder: folder for sums and waiting updates; its content is removed. None keeps them in memory.
@@ -121,7 +119,7 @@ class EncryptedAggregator:
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         """Register a present silo; its greeting, the size of its updates, counts until the first order. Raise
-        `ProtocolError` if the greeting is malformed, or missing while it counts; or silo or version is unknown.
+        `ProtocolError` if a needed greeting is missing or malformed, or silo or version is unknown.
         """
         if self._calibration is not None and not self._plan.masked:
             self.holds(silo, version)
@@ -148,7 +146,7 @@ class EncryptedAggregator:
         self.give_up(silo)
 
     def holds(self, silo: str, version: int) -> None:
-        """Record the version that a silo holds, or raise `ProtocolError` if the version or the silo does not exist.
+        """Record the version that a silo holds; `ProtocolError` if the version or the silo does not exist.
 
         A version that no link continues, as after a restored disk, counts as none. The silo then gets the model from
         the beginning, or a snapshot.
@@ -190,7 +188,6 @@ class EncryptedAggregator:
         self._calibrations.clear()
 
     def _catch_up(self, held: int) -> CatchUp:
-        """Catch-up from ``held``, or from a version that can be sent whole where no link begins at ``held``."""
         chain, newest = self._chain, self._chain.newest
         if chain.continues(held):
             return CatchUp(Start.HELD, held, newest, chain.since(held))
@@ -204,7 +201,7 @@ class EncryptedAggregator:
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
     def from_the_beginning(self, version: int) -> Payload:
-        """Everything up to a version or the newest, uint8 [bytes]; `PolicyError` if links are forgotten."""
+        """Catch-up up to ``version`` or the newest, uint8 [bytes]; `PolicyError` if links are forgotten."""
         found = self._catch_up(-1)
         if found.start is not Start.HELD:
             raise PolicyError("the first links are no longer stored")
@@ -262,7 +259,6 @@ class EncryptedAggregator:
             self._add(entry, members)
 
     def _add(self, entry: LinkEntry, members: tuple[Member, ...]) -> None:
-        """Start the next version and, after enough votes of silos, the next grid."""
         self._chain.add(entry)
         if self._evidence is not None:
             self._evidence.settle(own_seeds(bytes(entry.reveals)) if self._plan.masked else {})
@@ -381,7 +377,6 @@ class EncryptedAggregator:
         self._made.clear()
 
     def state(self) -> Mapping[str, Any]:
-        """Sums and pending updates, for `restore` in another process; making the state needs no key."""
         return {**named(self, _NAMES), "unmasking": self._unmasking is not None, "inbox": self._inbox.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

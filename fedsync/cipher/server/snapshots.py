@@ -1,8 +1,8 @@
 """Snapshots: encrypted models that silos upload for joining silos, and the server's choice of a reliable snapshot.
 
 The server cannot read a snapshot, and its author may lie. Committed updates that start from the snapshot's version, or
-a later version, attest it. Their silos and the author must be at least half of all silos. A *link* has the model
-changes from one version to the next. A silo that joins gets a snapshot, and the links after the snapshot's version.
+a later version, attest it. Their silos and the author must be at least half of all silos. A silo that joins gets a
+snapshot, and the links after the snapshot's version.
 
 | state of a snapshot | condition | links up to its version |
 |---|---|---|
@@ -26,7 +26,7 @@ logger = foreign.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptSnapshot:
-    """Sealed model, uint8 [bytes], of a version, by a silo."""
+    """Sealed model of a silo, uint8 [bytes]."""
 
     silo: str
     version: int
@@ -45,7 +45,6 @@ class Snapshots:
 
     @property
     def newest(self) -> int:
-        """Version of the newest snapshot; 0 without one, because the chain begins with version 0."""
         newest = self.candidate or self.relied
         return 0 if newest is None else newest.version
 

@@ -32,7 +32,7 @@ from fedsync.model.layout import Vector, as_bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadEntry:
-    """Additions of one version: C (``content``), one sum per grid, float32 [clear values], and all sums' members."""
+    """Additions of one version, with C in ``content`` and float32 [clear values] in ``clear``."""
 
     version: int
     content: bytes
@@ -63,7 +63,7 @@ class ReadCatchUp:
 
 
 class CatchUpReader:
-    """Reader of catch-ups in the run with digest R (``run``), see `fedsync.cipher.silo.history`."""
+    """Reader of catch-ups in the run with digest R (``run``)."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, authenticator: Authenticator, run: bytes) -> None:
         self._plan, self._ring, self._authenticator, self._run = plan, ring, authenticator, run
@@ -72,8 +72,8 @@ class CatchUpReader:
 
     def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
         """Verify that silos sealed the whole catch-up; nothing is opened. `ProtocolError` if a part fails a check.
-
-        ``base`` is the state that it continues, None for version 0; ``author`` made the snapshot that ``base`` is from.
+        ``base`` is the state that the catch-up continues, None for version 0. ``author`` made the snapshot that
+        ``base`` is from.
         """
         decoded = None if base is not None else self._calibration(received.calibration)
         sums = [
@@ -98,10 +98,9 @@ class CatchUpReader:
     def check_claims(
         self, read: ReadCatchUp, known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
     ) -> None:
-        """Check that others have the same past, and that enough silos attest a snapshot: its author may lie.
-
-        ``known`` are D of the versions that the silo has reached; other arguments are as for `read`. Raise `SpoiledSum`
-        if too many silos have another past, or too few attest the snapshot.
+        """Check that others have the same past, and that enough silos attest a snapshot: its author may lie. ``known``
+        are D of the versions that the silo has reached; other arguments are as for `read`. Raise `SpoiledSum` if a
+        check fails.
         """
         added = [entry for link in read.links if link.kind is LinkKind.ADD for entry in link.entries]
         alike = alike_members([member for entry in added for member in entry.members], known, self._lying)
@@ -182,7 +181,6 @@ class CatchUpReader:
 
 
 def check_alike(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None:
-    """Check that two histories agree on their common versions, or raise `ProtocolError`."""
     for version in known.keys() & others.keys():
         if known[version] != others[version]:
             raise other_chain(version)
@@ -222,7 +220,7 @@ def admit(member: Member, added: dict[str, tuple[int, ...]], ring: Ring) -> None
 
 
 def clear_values(data: Piece, size: int) -> Vector:
-    """Decode values in the clear, float32 [size]; raise `ProtocolError` for a wrong number or a non-finite value."""
+    """Decode values in the clear, float32 [size]; `ProtocolError` for a wrong number or a non-finite value."""
     if len(data) != 4 * size:
         raise ProtocolError(SERVER, "length", f"{len(data)} bytes in the clear, not {4 * size}")
     values = np.frombuffer(data, dtype="<f4").astype(np.float32)

@@ -61,8 +61,8 @@ class FigurePool:
         evaluators: those of ``silos`` whose evaluations are summed in ``evaluation``.
         evaluated: newest version that one of them evaluated; -1 for none.
         began: newest version when the pool began.
-        offered: newest evaluated version whose model silos can still keep: the version at which the pool began, or a
-            version that was the newest when its evaluation came; -1 for none.
+        offered: newest evaluated version whose model silos can still keep: ``began``, or a version that was the newest
+            when its evaluation came; -1 for none.
     """
 
     silos: frozenset[str] = frozenset()
@@ -77,9 +77,8 @@ class FigurePool:
     def after(
         self, version: int, tally: Tally, members: Sequence[Member], quorum: int, metrics: Sequence[AnyMetric] = ()
     ) -> tuple[FigurePool, PooledFigures | None]:
-        """Add ``version``, with the tally and the members of all its sums, to the pool.
-
-        Return the pool, and the published figures if they are of enough silos. ``tally`` is of the question of rounds.
+        """Add ``version``, with the tally and the members of all its sums; return the pool, and the published figures
+        if they are of enough silos. ``tally`` must be of the question of rounds.
         """
         silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
         least = fewest(quorum)
@@ -115,7 +114,6 @@ class FigurePool:
 
     @classmethod
     def from_json(cls, value: list[Any]) -> FigurePool:
-        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed."""
         silos, updates, loss, evaluators, sums, evaluated, began, offered = value
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
         found = None
@@ -140,7 +138,7 @@ def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Silos, and number of their test samples, of a run's first published answer; all later answers have the same."""
+    """Silos of a run's first published answer, and their number of test samples; all later answers need the same."""
 
     silos: frozenset[str]
     samples: int
@@ -162,8 +160,7 @@ def answer(
     metrics: Sequence[AnyMetric],
     panel: Panel | None,
 ) -> tuple[Panel | None, PooledFigures | None]:
-    """Process a version that answers a question: return the panel, and the published figures of this sum alone.
-
+    """Process a version that answers a question; return the panel, and the published figures of this sum alone.
     ``panel`` is that of the earlier answers; None before the first. Other arguments are as in `FigurePool.after`.
     """
     silos, found, least = frozenset(member.silo for member in members), tally.evaluation, fewest(quorum)
@@ -196,9 +193,7 @@ def _rounded(value: float) -> float:
 
 
 def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:
-    """Evaluation of ``silo`` in a form that silos can add: all sums of the run, or zeros; `ConfigError` if there are
-    more samples than a header can count.
-    """
+    """``evaluation`` as silos can add it: all sums of the run, or zeros; `ConfigError` for too many samples."""
     known = {one.key: one for one in statistics}
     found = usable(silo, evaluation, known)
     if found is None or known.keys() - found.sums.keys():
@@ -212,8 +207,7 @@ def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Sta
     return found
 
 
-FOLDER = "models"
-"""Folder beside the silo's state."""
+FOLDER = "models"  # folder beside the silo's state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +230,6 @@ class KeptModel:
 
     @classmethod
     def from_json(cls, value: list[Any], model: Vector) -> KeptModel:
-        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed or of another model."""
         version, expected, told = value
         if digest(model).hex() != expected:
             raise ValueError(f"another model than that of version {version}")
@@ -248,7 +241,6 @@ class KeptModel:
         return cls(int(version), model, expected, score)
 
     def in_file(self, folder: Path) -> KeptModel:
-        """Store the model in a file and return a copy that maps it; raise `ConfigError` if the disk refuses."""
         file = file_of(folder, self.to_json())
         lies = file_part(self.model)
         if lies is None or lies.path != file:
@@ -265,7 +257,6 @@ def surpasses(score: Score, best: KeptModel | None, rule: Selection) -> bool:
 
 
 def file_of(folder: Path, kept: list[Any]) -> Path:
-    """File of the model that `KeptModel.to_json` described."""
     version, expected, _ = kept
     # Named by the model's digest: a version may repeat in a run that lost its newest checkpoint.
     name = hashlib.sha256(f"{int(version)} {expected}".encode()).hexdigest()

@@ -41,15 +41,14 @@ def digest_of(*parts: bytes | memoryview) -> bytes:
 
 
 def run_digest(run: str, specification: bytes, epoch: int, fingerprint: bytes) -> bytes:
-    """R: the same at every silo of a run, and different for every other run.
-
-    ``specification`` is the SHA-256 of the run's specification as the server sent it.
+    """R: the same at every silo of a run, and different for every other run. ``specification`` is the SHA-256 of the
+    run's specification as the server sent it.
     """
     return digest_of(b"fedsync run 1", run.encode(), specification, epoch.to_bytes(8, "little"), fingerprint)
 
 
 def added_content(sums: Sequence[Head], clear: bytes | memoryview) -> bytes:
-    """C of an ADD link: everything in its sums that their senders knew, and the values in the clear."""
+    """C of an ADD link, from everything that the senders of its updates knew, and the values in the clear."""
     parts = [digest_of(*(member_context(head, member) for member in head.members)) for head in sums]
     return digest_of(b"fedsync link 1", LinkKind.ADD.name.encode(), *parts, hashlib.sha256(clear).digest())
 
@@ -74,7 +73,7 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecords:
-    """Effects of the last versions, the ``newest`` version last; at most `WINDOW`."""
+    """Effects of the last versions, at most `WINDOW`, the ``newest`` last."""
 
     newest: int
     last: tuple[LinkRecord, ...]
@@ -92,9 +91,8 @@ class LinkRecords:
         return self.last[version - self.newest - 1].counted
 
     def _check_undo(self, entries: Sequence[tuple[int, bytes]]) -> None:
-        """Check that the entries are the last additions, newest first.
-
-        An UNDO record is never skipped, so versions that it reverted can never be reverted again.
+        """Check that the entries are the last additions, newest first. An UNDO record is never skipped, so versions
+        that it reverted can never be reverted again.
         """
         records, at = self.last, len(self.last) - 1
         for version, content in entries:
@@ -112,13 +110,9 @@ class LinkRecords:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Memory of a run R at a silo; the module has the theory.
+    """Memory of a run R at a silo; ``chains`` are the D of ``records``, and both are empty before the first model."""
 
-    ``chains`` are D of the versions in ``records``, which is empty before there is a model.
-    """
-
-    MOST_BYTES: ClassVar = _HEAD.size + WINDOW * _RECORD.size
-    """Upper bound of the length of `to_bytes`."""
+    MOST_BYTES: ClassVar = _HEAD.size + WINDOW * _RECORD.size  # upper bound of the length of `to_bytes`
 
     run: bytes
     records: LinkRecords = LinkRecords(-1, ())
@@ -144,7 +138,6 @@ class History:
         return len(chains) > 1 and self == History(self.run, records, chains[:-1])._led_to(state)
 
     def _led_to(self, state: bytes) -> History:
-        """Append the newest D, which is still missing."""
         *behind, newest = self.records.last
         before = _packed(behind, self.chains)
         version, counted = (number.to_bytes(8, "little") for number in (self.records.newest, newest.counted))

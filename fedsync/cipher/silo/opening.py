@@ -2,7 +2,6 @@
 
 The result is a pure function of the sums, in order, so all silos have the same model to the last bit. Each link is
 added separately, in the order of versions and of its sums, with float32 operations that round identically everywhere.
-
 An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if its content is invalid:
 
 | invalid content of a sum | check that detects it |
@@ -59,19 +58,15 @@ logger = foreign.logger(__name__)
 
 _MEMORY = ArrayKeeper()
 
-MOST = 2.0**64
-"""Largest change of a model's value in one version, so that even many versions reach no infinity."""
+MOST = 2.0**64  # largest change of a value in one version: even many versions reach no infinity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
     """Effect of one entry on the model: ``change`` is float32 [values], a private array.
 
-    Args:
-        tally: tally of the headers; None if no sum counts.
-        counted: sums that count.
-        shown: exponents of the tensors that the largest values need, as for a single update; empty if no sum counts.
-        spoiled: silos in sums that only a silo can have spoiled; sums that a server can spoil are left out.
+    ``tally`` sums the headers of the ``counted`` sums. ``shown`` has the exponents that the largest values need, as for
+    a single update. ``spoiled`` names the silos in sums that only a silo can have spoiled.
     """
 
     change: Vector
@@ -82,7 +77,7 @@ class _Opened:
 
 
 class Opener:
-    """Opener of what `CatchUpReader` read; it changes only the states that it returns."""
+    """Opener of verified catch-ups; it changes only the states that it returns."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, sealer: Sealer, pipeline: Pipeline) -> None:
         self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline
@@ -154,7 +149,6 @@ class Opener:
     def _stepped(
         self, optimizer: ServerOptimizer, state: ReplicaState, opened: _Opened, members: Sequence[Member]
     ) -> ReplicaState:
-        """Move the model by the optimizer's step for a change; the new model reuses the memory of the change."""
         pace, change = optimizer.pace([state.version - member.round for member in members]), opened.change
         backing, counted = None, state.counted
         if optimizer.controls and opened.tally is not None:
@@ -171,7 +165,6 @@ class Opener:
     def _pooled(
         self, state: ReplicaState, opened: _Opened, added_up: Tally, members: Sequence[Member]
     ) -> tuple[ReplicaState, PooledFigures | None]:
-        """Add one version's figures to the state, before its change is applied; return state and published figures."""
         plan, at = self._plan, state.version
         if added_up.question != ROUNDS:
             panel, figures = answer(at + 1, added_up, members, plan.quorum, plan.metrics, state.panel)
@@ -196,10 +189,7 @@ class Opener:
         return replace(state, pool=pool, best=best, offered=None), figures
 
     def _judged(self, state: ReplicaState, entry: ReadEntry) -> _Opened:
-        """Effect of an entry without its spoiled sums.
-
-        Whether a sum is spoiled does not depend on the others, so the sums are opened at most twice.
-        """
+        """Effect of an entry without its spoiled sums. A sum is spoiled by itself, so sums are opened at most twice."""
         spoiled: dict[int, ProtocolError] = {}
         grids, optimizer = state.scales.grids(self._plan, self._ring.group), self._plan.optimizer
         for index, one in enumerate(entry.sums):
@@ -225,7 +215,6 @@ class Opener:
         return replace(opened, spoiled=tuple(sorted({member.silo for member in members_of(heads)})))
 
     def _added(self, state: ReplicaState, entry: ReadEntry) -> list[int]:
-        """Sums of an earlier version that were added, if all can still be opened."""
         counted = state.history.records.counted(entry.version)
         grids = state.scales.grids(self._plan, self._ring.group)
         added = [index for index in range(len(entry.sums)) if counted >> index & 1]
@@ -237,10 +226,7 @@ class Opener:
     def _change(
         self, state: ReplicaState, entry: ReadEntry, chosen: Sequence[int], spoiled: dict[int, ProtocolError]
     ) -> _Opened:
-        """Change of the model by the chosen sums of an entry.
-
-        ``spoiled`` receives the chosen sums that turn out to be spoiled; the result is then useless.
-        """
+        """Change of the model by the chosen sums. If ``spoiled`` receives a sum, the result is useless."""
         plan, weighting = self._plan, self._plan.weighting
         grids = state.scales.grids(plan, self._ring.group)
         sealer, pipeline = self._sealer, self._pipeline
@@ -274,7 +260,6 @@ class Opener:
 
 
 def _moved(model: Vector, change: Vector, by: np.ufunc) -> Vector:
-    """Compute the next model in the memory of the change, which is private: a model is large."""
     for start, stop in spans(model.size, model.itemsize):
         by(model[start:stop], change[start:stop], out=change[start:stop])
         give_back(model)
@@ -309,10 +294,10 @@ def model_of(
 ) -> Vector:
     """Compute the model of a finished run from all of its sums, float32 [plan.layout.size], without any kept state.
 
-    Nothing is opened before everything is verified. The result equals, to the last bit, the model of a silo that was in
-    the run and has the same sums. ``received`` is a `CatchUp` from the beginning of the ``run`` whose ``specification``
-    has this SHA-256; ``first`` is the model before any training. Raises `ProtocolError` if ``received`` is something
-    else, and `SpoiledSum` if silos meant another run.
+    The result equals, to the last bit, the model of a silo that added the same sums. Everything is verified before
+    anything is opened. ``received`` is a `CatchUp` from the beginning of the run; ``specification`` is the SHA-256 of
+    the run's specification; ``first`` is the model before any training. Raise `ProtocolError` if ``received`` is
+    something else, and `SpoiledSum` if silos meant another run.
     """
     digest = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)
     reader = CatchUpReader(plan, ring, Authenticator(ring.group.derive(Purpose.TAG), plan.form), digest)

@@ -45,15 +45,13 @@ from fedsync.core.orders import Split, Subject, WorkOrder
 
 logger = foreign.logger(__name__)
 
-KEPT_VERSIONS = 8
-"""Newest versions that are logged: a server keeps three checkpoints, so an honest server goes back less far."""
+KEPT_VERSIONS = 8  # an honest server keeps three checkpoints, and goes back less far
 
 MOST_NAMES = 4
 
 KEPT_RUNS = 64
 
-CHAINS = "chains"
-"""Folder beside the silo's keys, with a file for each run in which the silo reached a version."""
+CHAINS = "chains"  # folder beside the silo's keys, with a file for each run in which the silo reached a version
 
 _LOCK, _OVER = "chains.lock", "over"
 _ASKED, _ASKED_LOCK, _ASKED_FILE, _KEPT_ASKED = "asked", "asked.lock", "asked.json", 64
@@ -65,7 +63,7 @@ _ROTATE = "Have the administrator rotate the keys: `fedsync keys rotate`. Until 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Log entries of a run: its hashed names, the newest last, and D of the newest versions."""
+    """Log entries of a run: hashed names, the newest last, and D by version."""
 
     names: tuple[str, ...]
     chains: Mapping[int, bytes]
@@ -85,10 +83,9 @@ class _Entries:
 
 
 class ChainLog:
-    """Chain log of one run R (`fedsync.cipher.silo.history`); ``name`` is the run's present name.
-
-    It is a file in the folder of the silo's keys, or in memory where they have no folder. `ConfigError` if the file is
-    damaged or cannot be written, or the run is no longer followed.
+    """Chain log of one run R (`fedsync.cipher.silo.history`) with its present ``name``: a file beside the silo's keys;
+    in memory where the keys have no folder. `ConfigError` if the file is damaged or cannot be written, or the run is no
+    longer followed.
     """
 
     def __init__(self, ring: Ring, run: bytes, name: str) -> None:
@@ -154,7 +151,6 @@ class ChainLog:
             raise ConfigError(str(path), problem, _ROTATE) from None
 
     def _tidy(self) -> None:
-        """Forget runs of earlier epochs, and mark all but the newest runs of this epoch as over."""
         if self._folder is None:
             return
         found: list[tuple[float, str]] = []
@@ -193,9 +189,8 @@ def _locked(lock: Path | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Asked:
-    """Record of evaluated models in a file, or in memory: each model's digest, and the update that carried its result.
-
-    ``rounds`` has the newest last, ``tests`` is by subject.
+    """Record of evaluated models: each model's digest, and the update that carried its result; the newest of ``rounds``
+    last, ``tests`` by subject. It is in memory if ``file`` is None.
     """
 
     file: Path | None
@@ -204,7 +199,6 @@ class Asked:
 
     @classmethod
     def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
-        """Record of run R: beside the silo's keys; if these have no folder, beside its state's file, or in memory."""
         if ring.folder is None:
             return cls(None if state is None else state.parent / _ASKED_FILE)
         folder, name = private_folder(ring.folder / _ASKED), f"{ring.group.epoch}-{run.hex()}"
@@ -227,8 +221,8 @@ class Asked:
 
     def admits(self, order: WorkOrder, model: str) -> bool:
         """Whether the result of an order may leave; if so, it is recorded on disk (`ConfigError` if that fails).
-
-        A repeated order is admitted again, because it finds the same. ``model`` is the digest of the evaluated model.
+        ``model`` is the digest of the evaluated model. A repeated order is admitted again, because its result is the
+        same.
         """
         with _locked(None if self.file is None else self.file.parent / _ASKED_LOCK):
             self._read()

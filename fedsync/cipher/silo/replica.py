@@ -52,16 +52,13 @@ logger = foreign.logger(__name__)
 # Suffix of an update's name behind the silo's name: a number from 1 on, with one spelling each.
 _SERIAL = "/[1-9][0-9]*"
 
-_CLIPPED = 0.01
-"""Share of an update that may be clipped before the silo's log reports it."""
+_CLIPPED = 0.01  # share of an update that may be clipped before the silo's log reports it
 
-ANY_MODEL = "any"
-"""Replaces the digest of a first model for emulated silos, where the server may choose the model."""
+ANY_MODEL = "any"  # replaces the digest of a first model for emulated silos, where the server may choose the model
 
 SEALED = "sealed"
 
-MAX_POOLED = 8
-"""Newest pools reported to the server at once."""
+MAX_POOLED = 8  # newest pools reported to the server at once
 
 
 class EncryptedReplica:
@@ -70,14 +67,12 @@ class EncryptedReplica:
     Args:
         plan: the silo's own plan, not the server's claim.
         examples: training samples that the silo holds.
-        initial: makes the model before any training.
         measure: makes an update as an order may produce, float32 [layout.size]; returns it, its steps and samples.
         file: file of the state; updates are sealed in its folder. None keeps everything in memory.
-        run: name of the run; masks and sealed data are valid in one run only.
         pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.
-        first_model: SHA-256 of another first model than the task's that may be sent, hexadecimal, or `ANY_MODEL`.
-        origin: name under which the run began, if it has another now: sealed data uses this name, masks the new name.
+        first_model: hexadecimal SHA-256 of a first model that may replace the task's, or `ANY_MODEL`.
+        origin: name under which the run began, if its name has changed: sealed data uses this name, masks the new name.
         seeded: noise on updates comes from the seeds of orders, which only virtual time may do.
     """
 
@@ -175,7 +170,6 @@ class EncryptedReplica:
         return generator(order.seed, Stream.ROUNDING, self._ring.own.name)
 
     def greeting(self) -> Payload:
-        """Seal this silo's votes on the size of its updates: one header chunk."""
         # Measured once, because that may spend privacy; a silo that holds a model has voted before.
         if self._votes is None and self._plan.noise is None and self.holds < 0:
             update, steps, samples = self._measure()
@@ -190,10 +184,9 @@ class EncryptedReplica:
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """Seal an update, float32 [layout.size]; values that are not to be sealed follow in the clear. Raises
-        `ConfigError` if the silo weighs more than the plan allows, or the log of used masks cannot be written. Raises
-        `ProtocolError` if the update would have another silo's name, or starts from an unknown version, or an update
-        was already sealed under the masks of this attempt.
+        """Seal an update, float32 [layout.size]; values that are not to be sealed follow in the clear. Raise
+        `ConfigError` if the silo weighs more than the plan allows, or the log of used masks cannot be written. Raise
+        `ProtocolError` for another silo's name, an unknown base version, or masks that were already used.
         """
         if not re.fullmatch(re.escape(self._ring.own.name) + _SERIAL, order.update_id):
             # Three updates of this silo must not pass for three silos': a sum's silos are counted by these names.
@@ -240,7 +233,6 @@ class EncryptedReplica:
         return message
 
     def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float | None, Question]:
-        """Evaluation, training loss and question for the header, where figures are sealed."""
         subject = order.subject, order.split
         if not self._plan.seal_metrics:
             return None, None, ROUNDS
@@ -250,7 +242,6 @@ class EncryptedReplica:
         return found, report.loss, subject
 
     def _evaluated_model(self, order: WorkOrder) -> str:
-        """Digest of the model that an order evaluates; a silo's own models are identified by the order's update id."""
         if order.subject is Subject.BEST and self.best is not None:
             return self.best.digest
         return order.update_id if order.subject.own else digest(self._state.model).hex()
@@ -262,7 +253,7 @@ class EncryptedReplica:
 
     @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:
-        """Pools that silos found together in the last received commits, where figures are sealed."""
+        """Pools that silos published in the last received commits, where figures are sealed."""
         return self._pooled if self._plan.seal_metrics else None
 
     def disclosed(self, report: WorkReport) -> WorkReport:
@@ -330,7 +321,6 @@ class EncryptedReplica:
         return self._state.model
 
     def _read_roster(self, received: CatchUp, masking: Masking) -> MaskRoster:
-        """Read the roster, or raise `OtherVersion` if the server has another key of this silo, or none."""
         members, own = self._ring.group.members, masking.pair
         roster = MaskRoster.read(bytes(received.roster), members, self._masked_run, self._plan.colluding)
         if roster.keys.get(own.name) != own.public:
@@ -338,7 +328,6 @@ class EncryptedReplica:
         return roster
 
     def _follow(self, received: CatchUp, followed: dict[int, bytes]) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:
-        """Apply the catch-up; return the new state and the pools published on the way."""
         base, author = self._base(received)
         newest = max(followed, default=-1)
         if received.version < newest:
@@ -381,7 +370,6 @@ class EncryptedReplica:
         return state, author
 
     def _first_model(self, received: CatchUp) -> Vector:
-        """Model before any training: the task's own, or the model that the silo's owner pinned."""
         if received.start is Start.HELD:
             return self._initial()
         model = clear_values(received.model, self._plan.layout.size)

@@ -5,11 +5,11 @@ A *snapshot* is a silo's state, sealed for silos that join, and signed by its au
     `fedsync.cipher.encoding.catch_up.SignedSnapshot`, and in it under AES-GCM with a key of the group:
     length of the state [8] | the state (`ReplicaState.whole`) | zeros
 
-The server stores snapshots and cannot read them; a silo may lie in a snapshot. So the author signs the snapshot, and
-the server also checks the signature. Wrong content with a valid signature then counts as the author's lie, not as the
-server's forgery. The newest D of the state's history must fit the state. A silo that begins with the state requires
-updates of other silos whose D includes it: see `fedsync.cipher.silo.catch_up_checks`. Zeros make all snapshots of a run
-equally long: the number of digits of exponents and losses would disclose something to the server.
+The server stores snapshots and cannot read them; a silo may lie in a snapshot. The server also checks the author's
+signature. Wrong content with a valid signature is therefore the author's lie, not the server's forgery. The newest D of
+the state's history must fit the state. A silo that begins with the state requires updates of other silos whose D
+includes it: see `fedsync.cipher.silo.catch_up_checks`. Zeros make all snapshots of a run equally long: the number of
+digits of exponents and losses would disclose something to the server.
 """
 
 from __future__ import annotations
@@ -43,26 +43,19 @@ from fedsync.model.server_optimizer import MOST_POWERS, Moments, ServerOptimizer
 
 logger = foreign.logger(__name__)
 
-MAX_GRIDS = 64
-"""Number of remembered grids: an update sealed on an older grid can no longer be opened."""
+MAX_GRIDS = 64  # remembered grids; an update on an older grid can no longer be opened
 
-CALIBRATED = 4
-"""Octaves by which a calibration may raise an exponent: values up to 16 are not clipped in the first updates."""
+CALIBRATED = 4  # octaves by which a calibration may raise an exponent: first values up to 16 are not clipped
 
-FREE = -8
-"""Exponents up to this bound need only votes: a tensor of zeros will have values some day."""
+FREE = -8  # exponents up to this bound need only votes: a tensor of zeros will have values some day
 
-_HIDDEN = 3
-"""Bits by which a silo's largest value may exceed every value of the sum, where other silos' values hide it."""
+_HIDDEN = 3  # bits by which a silo's largest value may exceed the sum's, where other silos' values hide it
 
-_LONGEST = -1.2345678901234567e-308
-"""A number with the largest possible number of digits."""
+_LONGEST = -1.2345678901234567e-308  # a number with the largest possible number of digits
 
-_ALIGNED = 32
-"""Length of a checksum; values behind a checksum are then aligned for the processor."""
+_ALIGNED = 32  # length of a checksum; values behind a checksum are then aligned for the processor
 
-SEEN = 64
-"""Remembered serials of each silo's updates; older serials count as added."""
+SEEN = 64  # remembered serials of each silo's updates; older serials count as added
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ class Scales:
         exponents: exponents of the tensors, one tuple for each change, the newest last, at most `MAX_GRIDS`.
         count: updates added since the last agreement, including those that could not be opened.
         voters: votes of each silo since then, one with each opened update; ``votes`` is the sum of their tallies.
-        shown: exponent of each tensor that the largest value of their sums needs; empty where there are no votes.
+        shown: exponent that each tensor's largest value in the opened sums needs; empty where there are no votes.
     """
 
     exponents: tuple[tuple[int, ...], ...]
@@ -83,7 +76,7 @@ class Scales:
     shown: tuple[int, ...] = ()
 
     def grids(self, plan: EncryptionPlan, group: GroupKey) -> dict[bytes, QuantizationGrid]:
-        """Grids that updates may be sealed on, by the concealed digest that is in their heads."""
+        """Grids that updates may be sealed on, by concealed digest."""
         agreed = [plan.grid(exponents) for exponents in self.exponents]
         return {group.conceal(grid.digest): grid for grid in agreed}
 
@@ -92,9 +85,9 @@ class Scales:
     ) -> Scales:
         """Count the updates of one commit; silos agree on new exponents after ``quorum`` updates.
 
-        A silo can claim more votes than it has, at the cost of others'. So votes raise an exponent only as far as the
-        values in the sum of these updates confirm (``shown``), or as on a remembered grid. ``tally`` sums the headers
-        of the opened updates, which ``voters`` sent.
+        A silo can claim more votes than it has, at the cost of other silos. So votes raise an exponent only as far as
+        the values in the sum of these updates confirm (``shown``), or as on a remembered grid. ``tally`` sums the
+        headers of the opened updates; ``voters`` sent these updates.
         """
         if plan.noise is not None:
             return self
@@ -117,14 +110,11 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """State of one silo.
+    """State of one silo; ``version`` is -1 before the first model. ``model`` is float32 [values].
 
     Args:
-        version: version of the model, -1 before the first.
-        model: float32 [values].
         added: newest serials of each silo's added updates, ascending, so that no update is added twice.
-        pool: figures that do not cover enough silos yet; ``offered`` is the older model that their score may belong to.
-        best: best model, with its score; None before there is one.
+        pool: figures of too few silos; ``offered`` is the older model that their score may belong to.
         panel: silos whose test samples the answers cover; None before the first published answer.
         counted: where silos keep control variates, the serial of each silo's newest update in a version.
     """
@@ -215,9 +205,9 @@ class ReplicaState:
     ) -> ReplicaState:
         """Decode `whole` or `pieces`, for bytes that a holder of the group key wrote.
 
-        ``folder`` has the models of earlier versions; None: they follow the newest model, of ``values`` values, in
-        ``data``. Raises `OSError` if a model in ``folder`` is missing, and `ValueError` if the bytes are malformed, or
-        of another model, or not finite.
+        ``folder`` has the models of earlier versions. Without a folder, they follow in ``data`` after the newest model
+        of ``values`` values. Raise `OSError` if a model in ``folder`` is missing, and `ValueError` if the bytes are
+        malformed, of another model, or not finite.
         """
         history, at = History.from_bytes(data)
         length, at = int.from_bytes(data[at : at + 8], "little"), at + 8
@@ -248,9 +238,8 @@ class ReplicaState:
         return cls(version, model, scales, added, history, pool, best, offered, moments, panel, counted)
 
     def save(self, file: Path) -> Self:
-        """Write the file, which is on disk when this returns; return the state with models mapped from files.
-
-        The next state replaces the file, not its content. Raise `ConfigError` if the disk refuses.
+        """Write the file, which is on disk when this returns; return the state with models mapped from files. The next
+        state replaces the file, not its content. Raise `ConfigError` if the disk refuses.
         """
         folder, parts = file.parent / FOLDER, self.pieces
         best, offered = (None if each is None else each.in_file(folder) for each in (self.best, self.offered))
@@ -270,7 +259,7 @@ class ReplicaState:
     def load(
         cls, file: Path, values: int, header: HeaderForm, optimizer: ServerOptimizer | None = None
     ) -> ReplicaState | None:
-        """Load what `save` wrote; None without a file, and, with a warning, if the file is damaged."""
+        """Load what `save` wrote; None without a file, or, with a warning, if the file is damaged."""
         if not file.exists():
             return None
         try:
@@ -336,8 +325,7 @@ def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> byte
 
 def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, version: int) -> tuple[str, ReplicaState]:
     """Open a snapshot of ``version``; return author and state. Other silos must still attest that the run reached it.
-    Raises `ProtocolError` if no silo of this group made the snapshot, and `SpoiledSum` if a silo made it, but for
-    another run or version, or it is malformed.
+    Raise `ProtocolError` if no silo of this group made the snapshot, and `SpoiledSum` if the author made a wrong one.
     """
     read = SignedSnapshot.read(data, SERVER)
     author = ring.group.members.get(read.author)
@@ -359,5 +347,4 @@ def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, ver
 
 
 def _bound_to(plan: EncryptionPlan) -> bytes:
-    """Data that a snapshot is bound to: the model's layout and its sealing."""
     return plan.grid(plan.first_exponents).digest

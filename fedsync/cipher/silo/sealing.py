@@ -28,7 +28,7 @@ P = TypeVar("P", Slots, Words)
 
 
 class Pipeline(Protocol):
-    """Sealer and opener of portions of chunks, in order, possibly several at a time; the first begins with chunk 0."""
+    """Sealer and opener of portions of chunks from chunk 0 on, in order, possibly several portions at a time."""
 
     def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]: ...
 
@@ -52,8 +52,7 @@ class Pool:
     """`Pipeline` over several processes, because the library holds Python's global interpreter lock while it encrypts.
 
     The processes are spawned, not forked, so threads of this process do no harm. Each process gets the group's secret.
-    If one of them is killed, the message fails with `BrokenExecutor`, and the next one has new processes. Use as a
-    context manager.
+    If a process is killed, the message fails with `BrokenExecutor`, and the next message gets new processes.
     """
 
     def __init__(self, kind: str, group: GroupKey, processes: int) -> None:
@@ -80,7 +79,6 @@ class Pool:
         )
 
     def _in_order(self, futures: Iterator[Future[T]]) -> Iterator[T]:
-        """Yield results in order, with a bounded number of portions in flight."""
         running: deque[Future[T]] = deque()
         try:
             for future in futures:
@@ -101,9 +99,8 @@ class Pool:
 def seal_pieces(
     head: Head, portions: Iterable[Slots], pipeline: Pipeline, authenticator: Authenticator, signing: bytes | None
 ) -> Iterator[bytes | memoryview]:
-    """Yield the sealed message of one update, in order, a few chunks at a time; the head announces the size.
-
-    ``portions`` are slots from chunk 0 on; ``signing`` is as for `fedsync.cipher.encoding.sealed_wire.Writer`.
+    """Yield the sealed message of one update, in order, a few chunks at a time. ``portions`` are slots from chunk 0 on;
+    ``signing`` is as for `fedsync.cipher.encoding.sealed_wire.Writer`.
     """
     (member,) = head.members
     writer, hasher = Writer(head, signing), authenticator.hasher()
@@ -118,7 +115,7 @@ def seal_pieces(
 def open_portions(
     spans: Iterable[Words], members: Sequence[Member], pipeline: Pipeline, sender: str
 ) -> Iterator[Slots]:
-    """Yield the slots of a sum, a few chunks at a time, from its words; see `Authentic.spans`."""
+    """Yield the slots of a sum, a few chunks at a time; ``spans`` are as from `Authentic.spans`."""
     portions = (span[first : first + PORTION] for span in spans for first in range(0, len(span), PORTION))
     return pipeline.open(portions, members, sender)
 

@@ -8,9 +8,8 @@ from fedsync.cipher.suites.suite import BFV, MASKED, PAD, Sealer, form_of
 
 
 def open_suite(kind: str, group: GroupKey) -> Sealer:
-    """Make the sealer of a suite with a group's secret. ``masked`` gives the encryption inside the masks, see `Masked`.
-    Raises `ConfigError` if there is no such suite, or the group's context belongs to another suite, and `RunError` if
-    the library writes ciphertexts in an unknown format.
+    """Make the sealer of a suite with a group's secret; ``masked`` gives the encryption inside the masks. `ConfigError`
+    if the suite is unknown, or not that of the group's context; `RunError` if the library writes an unknown format.
     """
     form = form_of(kind)
     if form is PAD:

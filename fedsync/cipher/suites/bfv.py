@@ -2,10 +2,8 @@
 
 BFV with N = 4096, a coefficient modulus of 60 and 16 bits, a plain modulus t of 48 bits, symmetric encryption and no
 evaluation keys. 76 bits are far below the 109 bits that the HomomorphicEncryption.org standard allows for 128-bit
-security at this degree. Each chunk is one ciphertext of 2 x 4096 words below q.
-
-The noise of a sum grows with the number of summands. Past the limit, decryption fails silently and totally, so the code
-bounds the number.
+security at this degree. Each chunk is one ciphertext of 2 x 4096 words below q. The noise of a sum grows with the
+number of summands. Past the limit, decryption fails silently and totally, so the code bounds the number.
 
 In a serialised ciphertext, all bytes except its words are constant. A process takes these bytes from one vector that it
 encrypts itself, and checks them field by field. Peers send only words, around which the process writes its own constant
@@ -38,8 +36,7 @@ _SEAL_HEADER = struct.Struct("<HBBBBHQ")
 _FIELDS = struct.Struct("<32sBQQQdQ")
 _MAGIC, _ZSTD_MAGIC = 0xA15E, b"\x28\xb5\x2f\xfd"
 _PLAIN, _ZSTD = 0, 2
-PREFIX_BYTES = _FIELDS.size + _SEAL_HEADER.size + 8
-"""Bytes of a ciphertext in front of its words."""
+PREFIX_BYTES = _FIELDS.size + _SEAL_HEADER.size + 8  # bytes in front of a ciphertext's words
 
 
 def varint(number: int) -> bytes:
@@ -75,8 +72,8 @@ def seal_bytes(vector: bytes) -> memoryview:
 
 
 def unpacked(data: memoryview) -> list[memoryview]:
-    """Extract a ciphertext's own bytes from SEAL's bytes, in pieces. Raises `FormatError` if the header differs from
-    the known header, and `CompressedError` if a zstd block is compressed.
+    """Extract a ciphertext's own bytes from SEAL's bytes, in pieces. `FormatError` if the header differs from the known
+    header; `CompressedError` if a zstd block is compressed.
     """
     magic, header, _, _, compression, reserved, total = _SEAL_HEADER.unpack_from(data)
     if (magic, header, reserved, total) != (_MAGIC, _SEAL_HEADER.size, 0, len(data)):
@@ -141,9 +138,8 @@ def checked_prefix(body: bytes) -> bytes:
 
 
 def vector_head(sample: bytes, prefix: bytes) -> bytes:
-    """Bytes that must precede words so that TenSEAL reads an uncompressed vector.
-
-    ``sample`` is a vector that TenSEAL wrote; its version numbers are reused. ``prefix`` comes from `checked_prefix`.
+    """Bytes that must precede words so that TenSEAL reads an uncompressed vector. ``sample`` is a vector that TenSEAL
+    wrote; its version numbers are reused. ``prefix`` comes from `checked_prefix`.
     """
     major, minor = seal_bytes(sample)[3:5]
     total = _SEAL_HEADER.size + len(prefix) + 8 * BFV.words
@@ -152,7 +148,6 @@ def vector_head(sample: bytes, prefix: bytes) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read the number at ``at``; return it and the next field's start. `FormatError` if it has more than 35 bits."""
     number = 0
     for shift in range(0, 35, 7):
         if at >= len(data):
@@ -183,9 +178,8 @@ def new_context() -> bytes:
 
 class Bfv:
     """Sealer with the group's BFV context, which the library parses: it must come from the administrator, signed.
-
-    ``form`` is `BFV`, or `MASKED` where the slots are already masked. Raises `ConfigError` if ``context`` is not from
-    `new_context`, and `RunError` if the library writes ciphertexts in a format that this version does not know.
+    ``form`` is `BFV`, or `MASKED` where the slots are already masked. `ConfigError` if ``context`` is not from
+    `new_context`; `RunError` if the library writes ciphertexts in an unknown format.
     """
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:

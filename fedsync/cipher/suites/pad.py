@@ -3,9 +3,8 @@
 A chunk is encrypted by adding a keystream to its slots; the keystream is derived from the group's key and the upload's
 nonce. A sum is decrypted by subtracting the keystreams of all its members, so this time grows with their number. Sums
 have tags as in `bfv`. This suite is the fastest, and its uploads are the smallest. As in `bfv`, silos share a key and
-the server has none.
-
-A nonce must never be used twice: the difference of two uploads under one nonce is the difference of two updates.
+the server has none. A nonce must never be used twice: the difference of two uploads under one nonce is the difference
+of two updates.
 
 Source: Castelluccia, Mykletun and Tsudik 2005, "Efficient aggregation of encrypted data in wireless sensor networks".
 """
@@ -31,9 +30,8 @@ _ZEROS = bytes(1 << 16)
 
 class Keystream:
     """Pseudorandom words, by AES-256 in counter mode: uniform to anyone without the key, the same for all who have it.
-
-    Each key, of 32 bytes, has one use only: the counter starts at a fixed value. ``start`` is the number of words to
-    skip, even.
+    Each key, of 32 bytes, has one use only: the counter starts at a fixed value. ``start`` is an even number of words
+    to skip.
     """
 
     def __init__(self, key: bytes, start: int = 0) -> None:
@@ -51,7 +49,6 @@ class Keystream:
 
 class Numbers:
     """Chunks of numbers that look uniform below a modulus, slightly below a power of 256, to anyone without the key.
-
     ``first`` is the number of the first chunk; ``key`` is as for `Keystream`.
     """
 
@@ -71,7 +68,7 @@ class Numbers:
 
 
 def redraw(numbers: Words, modulus: int, key: bytes, chunk: int) -> None:
-    """Replace numbers at or above the modulus, in place, by others of the same key; about 1 of 2^34 numbers is."""
+    """Replace numbers at or above the modulus, about 1 of 2^34, in place by other numbers of the same key."""
     for slot in np.flatnonzero(numbers >= np.uint64(modulus)).tolist():
         number, attempt = modulus, 0
         while number >= modulus:
@@ -119,10 +116,9 @@ class Pad:
 
 
 def _settle(chunk: Words, borrowed: NDArray[np.uint8]) -> None:
-    """Convert differences that wrapped around ``borrowed`` times to slots, as int64 bits.
-
-    Each wrap added 2^64, which is `_BEYOND` more than the modulus. A value above half of the modulus represents a
-    negative slot, which 64 bits write `_BEYOND` higher.
+    """Convert differences that wrapped around ``borrowed`` times to slots, as int64 bits. Each wrap added 2^64, which
+    is `_BEYOND` more than the modulus. A value above half of the modulus is a negative slot, in 64 bits `_BEYOND`
+    higher.
     """
     excess = borrowed.astype(np.uint64) * np.uint64(_BEYOND)
     short = chunk < excess

@@ -19,11 +19,9 @@ from fedsync.cipher.encoding.packing import SLOTS, Packing, Slots
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import Hash, give_back, spans
 
-Words = NDArray[np.uint64]
-"""Sealed chunks, uint64 [chunks, words of a chunk], little-endian on the wire."""
+Words = NDArray[np.uint64]  # sealed chunks, uint64 [chunks, words of a chunk], little-endian on the wire
 
-NONCE_BYTES = 16
-"""Length of the fresh random number that names every upload."""
+NONCE_BYTES = 16  # length of the fresh random number that names every upload
 
 DIGEST_BYTES = 32
 NO_DIGEST = bytes(DIGEST_BYTES)
@@ -34,13 +32,11 @@ _GROUP = 4
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Public numbers of a suite; all that the server needs.
+    """Public numbers of a suite; all that the server needs. ``modulus``, a prime, is that of a chunk's ``words``.
 
     Args:
-        kind: name in configuration files.
         code: number on the wire; never reuse a number, nor 2, which belonged to a removed suite.
         slot_bits: bits of a slot, sign included, that `Packing` may fill.
-        modulus: modulus of a chunk's ``words``, a prime.
         additions: updates that may be summed before decryption could fail; with masks, silos of a run.
     """
 
@@ -60,14 +56,11 @@ class Form:
         return min(self.additions, packing.additions)
 
 
-BFV_MODULUS = 1152921504606830593
-"""q: the largest prime of 60 bits that is 1 modulo 8192."""
+BFV_MODULUS = 1152921504606830593  # q: the largest prime of 60 bits that is 1 modulo 8192
 
-BFV_PLAIN = 281474976694273
-"""t: the largest prime of 48 bits that is 1 modulo 8192."""
+BFV_PLAIN = 281474976694273  # t: the largest prime of 48 bits that is 1 modulo 8192
 
-PAD_MODULUS = 2**64 - 59
-"""The largest prime below 2^64: the lanes of every `Packing` stay within half of it."""
+PAD_MODULUS = 2**64 - 59  # the largest prime below 2^64: the lanes of every `Packing` stay within half of it
 
 BFV = Form("bfv", 1, 48, BFV_MODULUS, 2 * SLOTS, 200)
 PAD = Form("pad", 3, 64, PAD_MODULUS, SLOTS, 255)
@@ -119,14 +112,13 @@ class Sealer(Protocol):
     """Silo's half of a suite, with the group's secret. Chunks can be sealed and opened in any portions."""
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        """Hide chunks, int64 [chunks, 4096], each slot of at most ``form.slot_bits`` bits.
-
-        The nonce of ``member`` must be fresh. ``first`` is the number of the first chunk; the header chunk is 0.
+        """Hide chunks, int64 [chunks, 4096], each slot of at most ``form.slot_bits`` bits. The nonce of ``member`` must
+        be fresh. ``first`` is the number of the first chunk; the header chunk is 0.
         """
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         """Decrypt sums of slots, int64 [chunks, 4096], from words that `Adder.add` summed; they are checked again.
-        Raise `ProtocolError` if words are out of range, or there are more members than can be added.
+        `ProtocolError` if words are out of range, or there are more members than can be added.
         """
 
 
@@ -186,7 +178,6 @@ class Adder:
 
 
 def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
-    """Check that a sum holds updates, no update or nonce twice, and at most ``limit``, or raise `ProtocolError`."""
     if not 1 <= len(members) <= limit:
         raise ProtocolError(sender, "additions", f"{len(members)} updates in one sum, at most {limit} can be decrypted")
     if len({member.update_id for member in members}) != len(members):

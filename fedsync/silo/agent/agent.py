@@ -56,26 +56,20 @@ from fedsync.transport.questions import Blob
 
 logger = foreign.logger(__name__)
 
-IDLE_S = 60.0
-"""Time without any session after which an agent ends [s]."""
+IDLE_S = 60.0  # time without any session after which an agent ends
 
+# Silence of the hub that ends a session; the second limit applies before the first answer, or after a refusal.
 GIVE_UP_S, NEVER_HEARD_S = 86_400.0, 600.0
-"""Time without an answer of the hub that ends a session [s]; the second applies before the first answer or after a
-refusal."""
 
-WHOLE = ".parcel"
-"""Suffix of a large payload's file, in the folder of its trainer."""
+WHOLE = ".parcel"  # suffix of a large payload's file, in the folder of its trainer
 
-MOST_SESSIONS = 128
-"""Limit of sessions over all silos and runs."""
+MOST_SESSIONS = 128  # over all silos and runs
 
 _PAUSES = Backoff(0.2, 10.0)
 _LOOK_S = 1.0
-_ANSWER_S = 2.0
-"""Time that a hub gets for its first answer where places are rare [s]."""
+_ANSWER_S = 2.0  # a hub's time for its first answer where places are rare
 
-MOST_AT_WORK = 20
-"""Limit of concurrent questions of a run; an honest server has fewer pending."""
+MOST_AT_WORK = 20  # concurrent questions of a run; an honest server has fewer pending
 
 _BROKEN = (httpx.TransportError, httpx.StreamError, OSError)
 
@@ -101,7 +95,6 @@ class AgentSession:
 
     @property
     def heard(self) -> bool:
-        """Whether the hub has accepted the session."""
         return self._patience_s == GIVE_UP_S
 
     def give_up(self) -> None:
@@ -172,9 +165,7 @@ class AgentSession:
                 self._begin(line, session, question)
 
     def _line_of(self, join: Join, secret: str) -> HubLine:
-        """Return the session's connection, the same after a break, because answering threads use it; a new connection
-        if the owner has installed another authority.
-        """
+        """Return the session's connection, the same after a break, because answering threads use it."""
         if self._line is None or self._line[:2] != (join, secret):
             if self._line is not None:
                 self._line[2].close()
@@ -219,7 +210,7 @@ class AgentSession:
             self._room.release()
 
     def _payload(self, line: HubLine, payload: Payload | Blob | None, folder: Path) -> Payload | None:
-        """Return a question's payload, uint8: a large one is downloaded to ``folder`` and mapped, one at a time."""
+        """Return a question's payload, uint8: a large payload is downloaded to ``folder`` and mapped, one at a time."""
         if not isinstance(payload, Blob):
             return payload
         with self._taking_in:
@@ -244,7 +235,6 @@ def _load(path: Path) -> JoinedRun | None:
 
 
 def _elsewhere(newer: JoinedRun, session: JoinedRun) -> bool:
-    """Whether a join leads to another hub, or to the same address with another authority."""
     there, here = Join.parse(newer.join), Join.parse(session.join)
     return (there.addresses, there.authority) != (here.addresses, here.authority)
 
@@ -297,7 +287,7 @@ class Agent:
                 self._sessions[name][0].invite(joined)
 
     def _make_room(self) -> bool:
-        """End the session with the longest silence, first one whose hub never answered; False if all hubs answer."""
+        """End the longest silent session, but first a session whose hub never answered; False if all hubs answer."""
         sessions = {name: session for name, (session, _) in self._sessions.items()}
         name = max(sessions, key=lambda each: (not sessions[each].heard, sessions[each].unheard_s))
         session = sessions[name]

@@ -30,8 +30,7 @@ from fedsync.transport.questions import BESIDE_BYTES
 
 logger = foreign.logger(__name__)
 
-Config = Mapping[str, bool | int | float | str]
-"""Flower's node configuration or run configuration."""
+Config = Mapping[str, bool | int | float | str]  # Flower's node configuration or run configuration
 
 OWN_NODE_KEYS = {
     *("partition-id", "silo-name", "device", "resources", "declared-speed", "relay"),
@@ -41,20 +40,20 @@ OWN_RUN_KEYS = {
     *("strategy", "silos", "overrides", "out", "control", "keys", "registered", "regions", "resume", "target-accuracy"),
     "relay",
 }
-"""Keys of a configuration that FedSync itself reads; the rest is for the silo's own training code. A resumed run is the
-same run, although its configuration then has ``resume``."""
+"""Keys of a configuration that FedSync itself reads; the silo's own training code gets the rest. A resumed run is the
+same run, although its configuration then has ``resume``.
+"""
 
 _YES, _NO = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 _GREET_S = 60.0
 
 _Number = TypeVar("_Number", int, float)
 
-Fetch = Callable[[Path], Payload | None]
-"""Download of a question's payload; a large payload goes to the folder."""
+Fetch = Callable[[Path], Payload | None]  # download of a question's payload; a large payload goes to the folder
 
 
 def connect(identity: Identity) -> Ask:
-    """Connect to a silo's trainer; tests replace this with a trainer in the same process."""
+    """Connect to a silo's trainer; tests replace this function by a trainer in the same process."""
     return TrainerClient(identity).ask
 
 
@@ -68,11 +67,9 @@ class Place:
 
     @property
     def relay(self) -> Path | None:
-        """Socket of the relay's app that this node belongs to; None at a silo."""
         return Path(str(self.node["relay"])) if "relay" in self.node else None
 
     def answer(self, spec: str, text: str, nbytes: int, fetch: Fetch) -> tuple[str, Payload | None]:
-        """Return the answer to a question, as text, and its payload; ``fetch`` downloads the question's payload."""
         if self.relay is not None:
             return self._relayed(self.relay, spec, text, nbytes, fetch)
         identity: Identity | None = None
@@ -121,7 +118,7 @@ def refusal(error: Exception, identity: Identity | None = None, asked: str = "",
 
 
 def ask_relay(socket: Path, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
-    """Ask the relay's app; raise `OSError` if it does not start within a minute, or ends before it answers."""
+    """Ask the relay's app; `OSError` if it does not start within a minute, or ends before it answers."""
     from fedsync.extras.relays.relay_messages import RelayCall, write
 
     end_s = time.monotonic() + _GREET_S
@@ -162,10 +159,9 @@ def emulated_line(identity: Identity, environment: Mapping[str, str]) -> Emulate
 
 
 def identify(spec: str, node: Config, run: Config = MappingProxyType({})) -> Identity:
-    """Return the identity of a node's silo, with the decisions of its owner.
-
-    The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0"
-    resources="off" declared-speed=200.0``. Raises `ConfigError` for a value of the wrong kind.
+    """Return the identity of a node's silo, with the owner's decisions in the node's configuration, as ``partition-id=0
+    silo-name="clinic-a" device="cuda:0" resources="off" declared-speed=200.0``. `ConfigError` for a wrong kind of
+    value.
     """
     index, device = _number(node, "partition-id", int) or 0, node.get("device")
     return Identity(

@@ -1,9 +1,8 @@
 """Invitations to runs (*joins*): a file for each, which a confined ClientApp hands to the silo's agent process.
 
 Flower starts the ClientApp that the server's bundle names, in a process of the silo's user. Confined without keys or
-data, this process may do one thing: put a join into the agent's inbox.
-
-The sender of a join starts the agent if the agent does not run. The file is written first, so no join is lost.
+data, this process may do one thing: put a join into the agent's inbox. The sender of a join starts the agent if the
+agent does not run. The file is written first, so no join is lost.
 """
 
 from __future__ import annotations
@@ -34,26 +33,20 @@ from fedsync.silo.session.trainer_folder import AGENT
 from fedsync.silo.session.trainer_socket import call
 from fedsync.transport.join import Join, read_authority
 
+# The agent's folder, below the folder of the silo's trainers, and files in it.
 FOLDER, SOCKET, LOG, LOCK = AGENT, "agent.sock", "agent.log", "agent.lock"
-"""The agent's folder, below the silo's trainers' folder, and files in it."""
 
-JOIN, SESSION = ".join", ".session"
-"""File suffixes of a received join, and of a session that the agent has begun."""
+JOIN, SESSION = ".join", ".session"  # suffixes of a received join, and of a session that has begun
 
-QUIT = b"q"
-"""Message that ends the agent."""
+QUIT = b"q"  # ends the agent
 
-INBOX_FOLDER, INBOX = "inbox", "FEDSYNC_INBOX"
-"""Folder of joins in the agent's folder, and the environment variable that names it to a confined ClientApp."""
+INBOX_FOLDER, INBOX = "inbox", "FEDSYNC_INBOX"  # in the agent's folder; variable that names it to a confined ClientApp
 
-MOST_FILES, MOST_JOINS, MOST_BYTES = 1024, 64, 2**18
-"""Limits of one look into the inbox: files examined, joins taken, and size of a join [bytes]."""
+MOST_FILES, MOST_JOINS, MOST_BYTES = 1024, 64, 2**18  # limits of one look into the inbox; size of a join
 
-OWN_NODE = "FEDSYNC_NODE"
-"""Environment variable of the agent: the owner's node configuration, which overrides that of joins."""
+OWN_NODE = "FEDSYNC_NODE"  # the owner's node configuration, which overrides that of joins
 
-JOINED = "joined"
-"""Answer of a silo to a join that its agent has received."""
+JOINED = "joined"  # answer of a silo to a join that its agent has received
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -63,10 +56,9 @@ _LISTEN_S, _PAUSE_S, _UNFINISHED_S, _STOP_S = 60.0, 0.05, 10.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class JoinedRun:
-    """A silo's part in a run, as its ClientApp passes it on.
-
-    ``join`` is the hub's connection data, ``ids`` the value of `fedsync.common.environment.FLOWER_IDS`, ``app`` the
-    folder of the run's Flower app, or empty, and ``secret`` the session's secret, empty until the agent begins it.
+    """A silo's part in a run, as its ClientApp passes it on. ``join`` is the hub's connection data, ``ids`` the value
+    of `FLOWER_IDS`, ``app`` the folder of the run's Flower app, or empty, and ``secret`` the session's secret, empty
+    until the agent begins it.
     """
 
     join: str
@@ -87,7 +79,6 @@ class JoinedRun:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load a saved join; raises `OSError` or `ValueError` if it is missing or invalid."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except TypeError as error:
@@ -99,10 +90,9 @@ def name_of(join: Join) -> str:
 
 
 def trusted(join: Join, node: Mapping[str, Any]) -> Join:
-    """Return the join restricted to the hosts that the silo's owner allows; raises as `Join.trusted`.
-
-    Rules are in ``silo.yaml``, or in the configuration of a SuperNode started by hand: ``hub-hosts="fed.example.org"``.
-    Without any rule, the hub may also be on this machine.
+    """Return the join restricted to the hosts that the silo's owner allows; raises as `Join.trusted`. Rules are in
+    ``silo.yaml``, or in the configuration of a SuperNode started by hand: ``hub-hosts="fed.example.org"``. Without any
+    rule, the hub may also be on this machine.
     """
     owner = json.loads(os.environ.get(ALLOWED) or "{}")
     hosts = owner.get("hub_hosts") or str(node.get("hub-hosts", "")).split(",")
@@ -114,8 +104,7 @@ def trusted(join: Join, node: Mapping[str, Any]) -> Join:
 
 def hand_over(state: Path, joined: JoinedRun) -> None:
     """Pass a join to the silo's agent below the trainers' folder ``state``; start the agent if none answers.
-
-    Raises `ProtocolError` if the join is invalid, and `RunError` if no agent can be started.
+    `ProtocolError` if the join is invalid; `RunError` if no agent can be started.
     """
     folder = private_folder(state / FOLDER)
     drop(private_folder(folder / INBOX_FOLDER), joined)
@@ -215,13 +204,12 @@ _KEPT_PREFIXES = ("FLWR_", "RAY_")
 
 
 def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
-    """Return the room with the folder ``home``, the SuperNode's ``port``, and the ``secret`` file of its ClientApps."""
     programs, sources = own_sources()
     return Room((*programs, secret), (home,), inbox, (port,), sources)
 
 
 def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
-    """Enter the room irreversibly; ``home`` is emptied first. Raises `ConfigError` if this system cannot confine."""
+    """Enter the room irreversibly; ``home`` is emptied first. `ConfigError` if this system cannot confine."""
     for name in list(os.environ):
         if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]

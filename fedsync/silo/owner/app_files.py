@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedsync.config.run_spec import RunSpec
 
-APP = "FEDSYNC_APP"
-"""Environment variable of a trainer: folder of the Flower app."""
+APP = "FEDSYNC_APP"  # environment variable of a trainer: folder of the Flower app
 
 _MANIFEST = "pyproject.toml"
 

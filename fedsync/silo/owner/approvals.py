@@ -12,10 +12,9 @@ the same specification for another run, has another digest and waits again.
 | refused | refused: `OwnerRefusal` | the owner approves it; unknown if newer runs displace it |
 
 An approval also covers the code that the run names, by the SHA-256 of every Python file that the run can import from
-the silo's data folders. Other content is refused (`fedsync.common.sandbox.confirmed_code`).
-
-Each run is a file in a folder that only the owner can read. A lost pending run returns with the server's next message.
-All processes that handle messages import this module, so it imports little itself.
+the silo's data folders. Other content is refused (`fedsync.common.sandbox.confirmed_code`). Each run is a file in a
+folder that only the owner can read. A lost pending run returns with the server's next message. All processes that
+handle messages import this module, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -44,24 +43,19 @@ from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.protocol import Identity
 from fedsync.silo.run_text import RunText
 
-SEALED_SUMS = "survey.sums"
-"""Path of the sealed survey sums, of which an owner sees length and SHA-256."""
+SEALED_SUMS = "survey.sums"  # path of the sealed survey sums, of which an owner sees length and SHA-256
 
 APPROVALS = "approvals"
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
-MOST_WAITING = 16
-"""Limit of pending runs; beyond it, the runs with the oldest messages are dropped."""
+MOST_WAITING = 16  # pending runs; beyond it, the runs with the oldest messages are dropped
 
-MOST_BYTES = 2**23
-"""Limit of a recorded run, including the sums of a survey [bytes]."""
+MOST_BYTES = 2**23  # of a recorded run, including the sums of a survey
 
-UNUSED_S = 7 * 86_400.0
-"""Time without a message after which a decision is forgotten [s]."""
+UNUSED_S = 7 * 86_400.0  # time without a message after which a decision is forgotten
 
-MOST_TEXT = 2000
-"""Limit of a text or field name that an owner is shown [characters]; a run with a longer one is refused."""
+MOST_TEXT = 2000  # characters of a text or field name that an owner is shown; a run with a longer text is refused
 
 _MOST_DECISIONS = 256
 _TOUCH_S = 3600.0
@@ -94,14 +88,12 @@ class _RunRecord:
 
 
 def with_code(digest: str, code: Mapping[str, str]) -> str:
-    """Return the approved text: the run's digest, and the digest of its code if it has code."""
     if not code:
         return digest
     return f"{digest}+{hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()}"
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield path and value of each JSON leaf, also within lists; an empty list or object counts as a leaf."""
     if isinstance(value, dict | list) and value:
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(each, f"{path}.{key}" if path else str(key))
@@ -125,10 +117,9 @@ def unshowable(run: AskedRun) -> str:
 
 
 def check_approved(identity: Identity) -> None:
-    """Check that the owner has approved the run, if the silo's owner requires approval.
-
-    Raises `AwaitsApproval`, once the run is recorded as pending, `OwnerRefusal` if the owner has refused it, and
-    `ConfigError` if it cannot be recorded.
+    """Check that the owner has approved the run, if the silo's owner requires approval. Raise `AwaitsApproval`, once
+    the run is recorded as pending, `OwnerRefusal` if the owner has refused it, and `ConfigError` if it cannot be
+    recorded.
     """
     folder = _folder_here(os.environ.get(ALLOWED) or "{}")
     if folder is None:
@@ -178,13 +169,9 @@ class Approvals:
         return kept is not None and kept.code == code
 
     def decide(self, asked: str, *, approve: bool, code: Mapping[str, str] | None = None) -> AskedRun:
-        """Approve or refuse a run, durably.
-
-        Args:
-            asked: `with_code` of a pending or decided run; a refusal needs only the digest.
-            code: current SHA-256 of the code that the run names, by absolute path.
-
-        Raises `ConfigError` if the run is unknown, its code differs from the shown code, or the disk rejects the file.
+        """Approve or refuse a run, durably. ``asked`` is `with_code` of the run; a refusal needs only the digest.
+        ``code`` has the current SHA-256 of the code that the run names, by absolute path. `ConfigError` if the run is
+        unknown, its code differs from the shown code, or the disk rejects the file.
         """
         code = code or {}
         digest = asked.partition("+")[0]

@@ -6,8 +6,7 @@ records the repair. If the disk rejects a line, the line is removed, and the ans
 
 The log holds none of the silo's data. It names requests and answers as `fedsync.silo.protocol` does, and has size and
 SHA-256 of payloads. A refusal has its code; a refusal by the owner's own rules also a reason, with rules and paths.
-
-`fedsync.ops.audit_heads` writes the signed heads that verify a chain; it takes no part in the handling of messages.
+`fedsync.ops.audit_heads` writes the signed heads that verify a chain.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ _TELLING = {
     protocol.Refusal.APPROVAL,
     protocol.Refusal.AWAY,
 }
-"""Refusals whose reasons are the owner's rules, and hold nothing of the data."""
-
 _REPLIES = {kind.__name__ for kind in get_args(protocol.Reply)}
 
 
@@ -84,7 +81,6 @@ class AuditLog:
         self._n, self._digest, self._size = self._n + 1, digest, self._size + len(line)
 
     def _find_end(self) -> None:
-        """Find the last line, unless this process wrote it; cut off an incomplete line."""
         files = audit_chain.log_files(self._folder)
         number, path = files[-1] if files else (1, self._folder / file_name(1))
         size = path.stat().st_size if files else 0
@@ -112,7 +108,6 @@ class AuditLog:
 
 
 def audit_here() -> AuditLog | None:
-    """Return the log of this process's silo; None where the silo has no owner."""
     return _log_of(os.environ.get(ALLOWED) or "{}")
 
 
@@ -185,7 +180,6 @@ def _why(code: protocol.Refusal) -> str:
 
 
 def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:
-    """Return number and digest of the last complete line, and the bytes after it; raise `AuditBroken` if invalid."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 2 * MOST_LINE))

@@ -30,14 +30,11 @@ from fedsync.common.files import OWNER_FILE
 
 AUDIT = "audit"
 
-UNWRITTEN = "head.unwritten"
-"""File in the log's folder while the head cannot be written off the machine, where the owner requires this."""
+UNWRITTEN = "head.unwritten"  # marks that the head cannot be written off the machine, where the owner requires it
 
-FIRST = "0" * 64
-"""Value of ``before`` in the first line."""
+FIRST = "0" * 64  # value of ``before`` in the first line
 
-MOST_LINE = 16_384
-"""Limit of a line [bytes]; texts of peers are cut much shorter."""
+MOST_LINE = 16_384  # bytes; texts of peers are cut much shorter
 
 _FILE = re.compile(r"audit-([0-9]{6,})\.jsonl")
 
@@ -45,15 +42,14 @@ Fields = Mapping[str, str | int]
 
 
 class AuditBroken(FedSyncError):
-    """Error of a damaged audit log; says the place and the damage."""
+    """Error of a damaged audit log."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPlace:
-    """Location and limits of a silo's log.
-
-    ``asks`` is the server's address, ``bytes`` the size at which a new file begins, and ``keep`` the number of files.
-    If ``required``, nothing leaves the silo while the head cannot be written where the owner wants it.
+    """Location and limits of a silo's log: ``asks`` is the server's address, ``bytes`` the size at which a new file
+    begins, ``keep`` the number of files. If ``required``, nothing leaves the silo while the head cannot be written
+    where the owner wants it.
     """
 
     folder: str
@@ -73,7 +69,7 @@ def sealed_line(fields: Fields) -> tuple[bytes, str]:
 
 
 def append_line(path: Path, line: bytes, size: int) -> None:
-    """Append a line durably to a file of ``size`` bytes; raise `OSError`, and leave the file as it was, if it fails."""
+    """Append a line durably to a file of ``size`` bytes; if that fails, restore the file and raise `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_FILE)
     try:
         if os.write(descriptor, line) != len(line):
@@ -91,7 +87,6 @@ def file_name(number: int) -> str:
 
 
 def log_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the files of a log with their numbers, the oldest first; raise `AuditBroken` for a pipe or a link."""
     found = list[tuple[int, Path]]()
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
@@ -104,10 +99,9 @@ def log_files(folder: Path) -> list[tuple[int, Path]]:
 
 @dataclass
 class AuditReader:
-    """Reader of a log, from its beginning or from its last position; checks every line.
-
-    ``n`` and ``digest`` are those of the last line read, ``first`` is the number of the first existing line, and
-    ``torn`` the size of an incomplete last line, whose answer never left.
+    """Reader of a log, from its beginning or from its last position; checks every line. ``n`` and ``digest`` are those
+    of the last line read, ``first`` is the number of the first existing line. ``torn`` is the size of an incomplete
+    last line, whose answer never left.
     """
 
     folder: Path

@@ -14,12 +14,10 @@ from fedsync.config.strategy import StrategyConfig
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
 
-KEYS = "FEDSYNC_KEYS"
-"""Environment variable of a silo: the folder of its keys, or the parent of several silos' folders."""
+KEYS = "FEDSYNC_KEYS"  # environment variable of a silo: the folder of its keys, or the parent of several silos' folders
 
 
 def own_ring(name: str) -> Ring:
-    """Return the keys of the silo ``name``; raise `ConfigError` if they are missing or belong to another silo."""
     from fedsync.cipher.keys.keyring import SILO_FILE, open_ring
 
     root = os.environ.get(KEYS)

@@ -35,11 +35,9 @@ if TYPE_CHECKING:
 
 logger = foreign.logger(__name__)
 
-LIMIT = 3
-"""Integrity failures in one key epoch after which a silo is locked."""
+LIMIT = 3  # integrity failures in one key epoch after which a silo is locked
 
-COUNT, MARKER = "integrity.json", "integrity.kept"
-"""Files in the folder of keys: the count, and the marker that a count exists."""
+COUNT, MARKER = "integrity.json", "integrity.kept"  # files in the folder of keys
 
 _LOCK, _TURN = "integrity.lock", "integrity.turn"
 _MAX_BYTES = 2**16
@@ -48,7 +46,7 @@ _MOST_REASON = 1000
 
 @dataclass(frozen=True, slots=True)
 class IntegrityFailure:
-    """Integrity failure: time in ISO 8601, and reason."""
+    """Integrity failure; ``at`` is its time in ISO 8601."""
 
     at: str
     reason: str
@@ -65,8 +63,7 @@ class IntegrityCount:
 
 class Lockout:
     """Integrity failures of one silo over all of its runs, counted beside its keys, or in memory like the keys.
-
-    Raises `ConfigError` if the folder is not writable, so that failures could not be counted.
+    `ConfigError` if the folder is not writable, so that failures could not be counted.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -94,16 +91,15 @@ class Lockout:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Serialize messages over all trainers of the silo, from the check to the count; raises as `check`.
-
-        Without this lock, a server that asks many trainers at once could test many forgeries before the lockout.
+        """Serialize messages over all trainers of the silo, from the check to the count; raises as `check`. Without
+        this lock, a server that asks many trainers at once could test many forgeries before the lockout.
         """
         with self._held(_TURN):
             self.check()
             yield
 
     def count(self, reason: str) -> None:
-        """Count a failure durably; raises `SiloLocked` if that fails. The silo then answers nothing until it can."""
+        """Count a failure durably. If that fails, raise `SiloLocked`, and answer nothing until it can be counted."""
         failure = IntegrityFailure(datetime.now(UTC).isoformat(timespec="seconds"), reason[:_MOST_REASON])
         self._uncounted = failure.reason
         try:
@@ -115,7 +111,7 @@ class Lockout:
         self._uncounted = None
 
     def unlock(self) -> tuple[IntegrityFailure, ...] | None:
-        """Reset the count; return the earlier failures, or None if unreadable. Raises `ConfigError` if not writable."""
+        """Reset the count; return the earlier failures, or None if unreadable. `ConfigError` if not writable."""
         with self._held():
             try:
                 happened = self._read().failures

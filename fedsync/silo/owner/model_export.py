@@ -33,7 +33,6 @@ _SURVEY = "survey"
 @dataclass(frozen=True, slots=True)
 class KeptRun:
     """Encrypted run whose model this silo keeps; ``at_s`` is the time of the model's arrival [s since the epoch].
-
     ``copies`` has several model files where the owner's rules changed during the run, one of each trainer.
     """
 
@@ -52,7 +51,7 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of `export_kept`: the state dict's file, its run and version, the version in ``best.pt``, other runs."""
+    """Result of `export_kept`: file and version of the state dict, the version in ``best.pt``, and other kept runs."""
 
     file: Path
     run: KeptRun
@@ -64,8 +63,8 @@ class Exported:
 def export_model(state: Path, out: Path) -> Mapping[str, str]:
     """Write ``model.pt``, ``last.pt`` and ``best.pt`` from the newest copy that this machine's silos keep.
 
-    The trainers below ``state`` must have served one run. Returns the files' SHA-256, hexadecimal, by ``best`` or
-    ``last``. Raises `RunError` if there is no copy, or a damaged copy.
+    The trainers below ``state`` must have served one run. Return the files' SHA-256, hexadecimal, by ``best`` or
+    ``last``. Raise `RunError` if there is no copy, or a damaged copy.
     """
     kept = kept_runs(state)
     if not kept:
@@ -81,8 +80,7 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
     ``out`` is created if missing, for its owner alone.
 
     Raises:
-        ConfigError: the silo keeps no such run, its task cannot be built here or has changed, or ``out`` is not
-            writable.
+        ConfigError: the silo keeps no such run, its task cannot be built or has changed, or ``out`` is not writable.
         RunError: the copy is damaged.
         ProtocolError: another version of FedSync wrote the copy.
     """
@@ -101,7 +99,6 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
 
 
 def kept_runs(trainers: Path) -> list[KeptRun]:
-    """Return the runs with models below ``trainers``, newest first; raise `ConfigError` if unreadable."""
     found: dict[RunText, list[tuple[float, Path]]] = {}
     for folder in _folders(trainers):
         copy = folder / COPY
@@ -143,7 +140,6 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
-    """Write the newest copy, with private parts if there is an ``owner``; return its version and the best version."""
     from fedsync.silo.session.order_results import LastOrders  # imports torch, which takes seconds
 
     with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
@@ -167,9 +163,8 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy 
 def kept_state(
     copies: Sequence[Path], spec: RunSpec, layout: Layout
 ) -> tuple[Path, ReplicaState, EncryptionPlan | None]:
-    """Return the copy with the highest version, its state, and the run's encryption plan.
-
-    Raises `RunError` if a copy is damaged, and `ConfigError` if the task has changed since the run.
+    """Return the copy with the highest version, its state, and the run's encryption plan. `RunError` if a copy is
+    damaged; `ConfigError` if the task has changed since the run.
     """
     from fedsync.cipher.encoding.tally import HeaderForm
     from fedsync.cipher.silo.figure_pool import FOLDER

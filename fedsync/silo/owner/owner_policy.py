@@ -49,30 +49,24 @@ _AS_GIVEN = (
     *("presence", "limits", "state_bytes", "statistics", "share_local", "emulate", "first_model", "errors"),
     "authority",
 )
-"""Settings of silo.yaml that are rules as they are."""
 
-ALL_DATA = "data"
-"""Name of the budget for all data, where the owner gives no budgets by name."""
+ALL_DATA = "data"  # name of the budget for all data, where the owner gives no budgets by name
 
 
 class OwnerPolicy(Section):
-    """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting.
-
-    A setting that is None leaves the choice to the run, or turns off a duty of the silo. Paths are absolute.
+    """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting. None leaves the
+    choice to the run, or turns off a duty of the silo. Paths are absolute.
     """
 
     seal: SealConfig | None = None
     data: list[str] | None = None
     """Files and folders that runs may read."""
-
     named: dict[str, str] = Field(default_factory=dict)
     code_files: list[str] | None = None
     """Code files that runs may name (`fedsync.common.sandbox.named_code`)."""
-
     reviewers: list[str] | None = None
     never: list[str] = Field(default_factory=list)
     """Files and folders that stay closed, even below the folders in ``data``."""
-
     presence: PresenceConfig | None = None
     limits: LimitsConfig | None = None
     counts: str | None = None
@@ -86,8 +80,7 @@ class OwnerPolicy(Section):
     errors: Literal["codes", "text"] = "codes"
     hub_hosts: list[str] = Field(default_factory=list)
     privacy: dict[str, BudgetConfig] = Field(default_factory=dict)
-    """Privacy budgets by the owner's names of the data; one under `ALL_DATA` holds for all data."""
-
+    """Privacy budgets by the owner's names of the data; a budget under `ALL_DATA` holds for all data."""
     ledgers: str = ""
     authority: str | None = None
 
@@ -115,11 +108,12 @@ class OwnerPolicy(Section):
         return cls.model_validate_json(text) if text else cls()
 
     def checked(self, spec: RunSpec, index: int) -> RunSpec:
-        """Return the run as the silo ``index`` carries it out, with the paths of its task resolved.
+        """Return the run as the silo ``index`` carries it out, with the paths of its task resolved, and only this
+        silo's files.
 
         Each path must lie in the owner's folders, or be a name that the owner gave to data. A silo without an owner
-        resolves paths in the Flower app. The task keeps only the files of this silo. Raises `OwnerRefusal` for a closed
-        path, an emulated machine or statistics in the clear against the owner's rules.
+        resolves paths in the Flower app. Raise `OwnerRefusal` for a closed path, an emulated machine or statistics in
+        the clear against the owner's rules.
         """
         if spec.emulate and not self.emulate:
             problem = "the run has silos emulate other machines, and this silo's owner does not allow it"
@@ -302,14 +296,12 @@ def _at_least(limit: str, found: int, least: int) -> None:
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
-    """Return all variables for a process that may start a silo's trainer; they replace the caller's."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     return {KEYS: config.keys or "", NAMED_BY: config.passphrase_env, ALLOWED: OwnerPolicy.of(config).model_dump_json()}
 
 
 def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:
-    """Apply a trainer's rules for a run to this process; raises `OwnerRefusal` if the run lacks an approval."""
     os.environ.update(owner_environment(config))
     check_approved(identity)
     return OwnerPolicy.of(config)
@@ -322,7 +314,7 @@ _LOCK_S = 10.0
 class OrderCounts:
     """Counts of a silo's orders within the last hour, over all runs and restarts; ``most`` is the limit by kind.
 
-    The counts of each minute are in one file, and count until they are an hour old, or in the future, after a clock was
+    One file has the counts of each minute. They count until they are an hour old, or in the future, after a clock was
     set back.
     """
 
@@ -331,10 +323,8 @@ class OrderCounts:
         self._most = most
 
     def take(self, *kinds: str) -> None:
-        """Count one more of each kind.
-
-        Raises `LimitReached`, and counts nothing, beyond the owner's limit; `ConfigError` if the file is damaged, or
-        cannot be written.
+        """Count one more of each kind. Raise `LimitReached` beyond the owner's limit, and count nothing then;
+        `ConfigError` if the file is damaged, locked or cannot be written.
         """
         minute = int(time.time() // 60)
         with taken(self._file.with_suffix(".lock"), _LOCK_S) as got:

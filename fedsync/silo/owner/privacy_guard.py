@@ -38,8 +38,7 @@ from fedsync.train.silo_trainer import ESTIMATED, Estimating, Outcome, SiloTrain
 if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
 
-_TOLD = 12
-"""Digits of a run's digest in the ledger."""
+_TOLD = 12  # digits of a run's digest in the ledger
 
 
 @dataclass
@@ -50,9 +49,8 @@ class PrivacyGuard(SessionExtension):
     would exceed the target. So runs with changing batch sizes keep the target.
 
     Args:
-        ledgers: ledgers of the data that the run reads; with a target, the last one is in memory, with the target as
+        ledgers: ledgers of the data that the run reads; with a target, the last is in memory, with the target as
             budget.
-        run: name of the run in the ledgers.
         counts: whether an evaluation's score is a number of right predictions, to which each row adds at most one.
         whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
         weighed_values: size of the model, if updates are weighed by precision; else 0.
@@ -77,8 +75,7 @@ class PrivacyGuard(SessionExtension):
 
     def allow(self, order: WorkOrder) -> WorkOrder:
         """Return an order that may begin; an order with a time budget is cut to the steps for which budgets have room.
-
-        Raises `BudgetSpent` without room, and `OwnerRefusal` if it would train without privacy.
+        Raise `BudgetSpent` without room, and `OwnerRefusal` if the order would train without privacy.
         """
         if order.apart:
             problem = f"a {order.subject} model would be trained without privacy, and a budget guards the data"
@@ -107,7 +104,7 @@ class PrivacyGuard(SessionExtension):
         self._enter("estimate", self._releases_of(order, order.max_steps))
 
     def as_trained(self, order: WorkOrder) -> WorkOrder:
-        """Return an order, without evaluation unless scores leave: even a failure of it would disclose something."""
+        """Return an order, without evaluation unless scores leave: even a failed evaluation discloses something."""
         return order if self.tells else replace(order, evaluate=False)
 
     @property
@@ -116,10 +113,8 @@ class PrivacyGuard(SessionExtension):
         return self._noisy or self._open
 
     def begins(self, order: WorkOrder) -> None:
-        """Enter all that an order may release.
-
-        Raises `BudgetSpent` if other runs have spent the budget meanwhile, and `ConfigError` if a ledger takes no
-        entry.
+        """Enter all that an order may release. Raise `BudgetSpent` if other runs have spent the budget meanwhile, and
+        `ConfigError` if a ledger takes no entry.
         """
         self._enter(order.update_id, self._asked(order, order.max_steps))
         self._begun = order
@@ -157,7 +152,7 @@ class PrivacyGuard(SessionExtension):
         )
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
-        """Give back what an order did not release, and return its outcome as it may leave; raises as `begins`."""
+        """Give back the releases that an order did not make; return its outcome as it may leave. Raises as `begins`."""
         report = outcome.report
         evaluation, releases = None, self._releases_of(order, max(report.steps, 0))
         if order.evaluate or report.evaluation is not None:
@@ -171,10 +166,7 @@ class PrivacyGuard(SessionExtension):
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
 
     def judged(self, judge: Judge, of: str) -> Evaluation:
-        """Enter an evaluation, whose failure may depend on the data too, and return what of it may leave.
-
-        Raises as `begins`, before it evaluates.
-        """
+        """Enter an evaluation, since even its failure may depend on data; return what may leave. Raises as `begins`."""
         self._enter(of, self._scored())
         return self._told(judge(False) if self.tells else None, of)
 
@@ -222,10 +214,9 @@ class PrivacyGuard(SessionExtension):
             self.tally.give_back(releases)
 
     def _told(self, found: Evaluation | None, of: str) -> Evaluation:
-        """Return a score with noise, or nothing.
-
-        A row adds at most one to the number of right predictions. If the number of rows is not public, it gets noise
-        too, and a row changes both numbers together by at most the square root of two.
+        """Return a score with noise, or nothing. A row adds at most one to the number of right predictions. If the
+        number of rows is not public, it gets noise too, and a row changes both numbers together by at most the square
+        root of two.
         """
         if self._open and found is not None:
             return replace(found, gains={})
@@ -250,9 +241,8 @@ class PrivacyGuard(SessionExtension):
 
 
 class AccountedTrainer:
-    """Trainer for a first estimate of updates, with ledger entries before its orders and a public number of rows.
-
-    The scale on which a silo seals follows from this estimate, and other silos learn the scale.
+    """Trainer for a first estimate of updates, with ledger entries before its orders and a public number of rows: the
+    estimate sets the scale on which the silo seals, and other silos learn this scale.
     """
 
     def __init__(self, guard: PrivacyGuard) -> None:
@@ -279,13 +269,9 @@ def privacy_guard(
 ) -> PrivacyGuard | None:
     """Return the guard of a run, and make its trainer private; None for a run without privacy.
 
-    Args:
-        ledgers: from `check_budgets`.
-        noise: noise on whole updates, if any.
-        folder: keeps what a run with a target has spent, if no ledger on disk does.
-        seeded: draw noise from the seeds of orders, in virtual time.
-
-    Raises `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
+    ``ledgers`` are those of `check_budgets`, ``noise`` the noise on whole updates, if any. ``folder`` keeps what a run
+    with a target has spent, if no ledger on disk does. ``seeded`` draws noise from the seeds of orders, in virtual
+    time. Raise `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
     """
     config = spec.privacy
     if config is None:
@@ -326,10 +312,9 @@ def privacy_guard(
 
 
 def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list[PrivacyLedger]:
-    """Check a run against the budgets of its data, before data are read; return their ledgers.
-
-    Raises `OwnerRefusal` if the run is not private, or less than the owner demands, and `ConfigError` if a ledger is
-    damaged, or the data have different units.
+    """Check a run against the budgets of its data, before data are read; return their ledgers. Raise `OwnerRefusal` if
+    the run is not private, or less than the owner demands; `ConfigError` for a damaged ledger, or data of different
+    units.
     """
     ledgers, config = ledgers_of(owner, spec.task), spec.privacy
     emulated = spec.emulate[identity.index] if spec.emulate else None
@@ -366,10 +351,10 @@ def ledgers_of(owner: OwnerPolicy, task: TaskSection) -> list[PrivacyLedger]:
 
 
 def ledger_of(owner: OwnerPolicy, name: str) -> PrivacyLedger:
-    """Return the loaded ledger of data with a budget, with what former budgets of the same data have spent.
+    """Return the loaded ledger of data with a budget, with the releases under former budgets of the same data.
 
-    A budget of all data includes the ledgers of named data, and the other way round, so that an owner who replaces one
-    by the other resets nothing.
+    A budget of all data includes the ledgers of named data, and the other way round. So an owner who replaces one kind
+    of budget by the other resets nothing.
     """
     audit, log = None if owner.audit is None else Path(owner.audit.folder), audit_here()
     tell = PrivacyLedger.tell if log is None else log.add

@@ -41,18 +41,15 @@ from fedsync.privacy.release import Release
 from fedsync.silo.owner.audit_chain import FIRST, MOST_LINE, AuditBroken, append_line, log_files, sealed_line
 from fedsync.silo.protocol import STATE
 
-LEDGERS = "privacy"
-"""Folder of the ledgers in the state folder."""
+LEDGERS = "privacy"  # folder of the ledgers in the state folder
 
-SPENT = "privacy"
-"""Kind of the audit log's lines about ledger entries."""
+SPENT = "privacy"  # kind of the audit log's lines about ledger entries
 
 
 @dataclass
 class PrivacyLedger:
-    """Ledger of the data set ``name``; in memory if ``file`` is None, as for an emulated silo.
-
-    ``audit`` is the folder of the audit log, if there is one, and ``tell`` records an entry there.
+    """Ledger of the data set ``name``; in memory if ``file`` is None, as for an emulated silo. ``audit`` is the folder
+    of the audit log, if there is one; ``tell`` records an entry there.
     """
 
     name: str
@@ -80,7 +77,7 @@ class PrivacyLedger:
         return self
 
     def include(self, other: PrivacyLedger) -> None:
-        """Count what a ledger of the same data has spent, which has no budget any more."""
+        """Count the releases of another ledger of the same data, whose budget no longer exists."""
         self.spent.update(other.spent)
         for run, releases in other.by_run.items():
             self.by_run.setdefault(run, Counter()).update(releases)
@@ -90,7 +87,6 @@ class PrivacyLedger:
         return epsilon(releases, self.budget.delta, self.budget.accountant)
 
     def allows(self, releases: Mapping[Release, int]) -> bool:
-        """Return whether the budget has room for further releases; this enters nothing."""
         return fits(self.spent + Counter(releases), self.budget.epsilon, self.budget.delta, self.budget.accountant)
 
     def check(self, releases: Mapping[Release, int]) -> None:
@@ -99,9 +95,8 @@ class PrivacyLedger:
             self._check(releases)
 
     def enter(self, run: str, of: str, releases: Mapping[Release, int]) -> None:
-        """Enter releases durably, before they leave; nothing is entered if this raises.
-
-        Raises `BudgetSpent` if they exceed the budget, and `ConfigError` if the disk refuses or names are too long.
+        """Enter releases durably, before they leave. Nothing is entered if they exceed the budget (`BudgetSpent`), the
+        disk refuses, or names are too long (`ConfigError`).
         """
         with self._alone():
             self._read()
@@ -129,7 +124,7 @@ class PrivacyLedger:
         return taken(self.file.with_suffix(".lock"), inf)
 
     def _read(self) -> None:
-        """Read what other processes have entered; cut off an incomplete line, whose result never left."""
+        """Read the entries of other processes; cut off an incomplete line, whose result never left."""
         if self.file is None or not self.file.exists():
             if self._n and self.file is not None:
                 raise ConfigError(str(self.file), "the ledger is missing", "Restore it")
@@ -202,7 +197,7 @@ def ledger_file(folder: str, name: str) -> Path:
 
 
 def last_entry(audit: Path, name: str) -> tuple[int, str]:
-    """Return number and digest of the last entry of a ledger that the audit log knows; 0 where it knows none."""
+    """Return number and digest of a ledger's last entry that the audit log knows; 0 where it knows none."""
     for _, path in reversed(log_files(audit)):
         for raw in reversed(path.read_bytes().splitlines(keepends=True)):
             # The next writer of the log cuts an incomplete last line off.
@@ -225,7 +220,8 @@ class PrivacyTally:
     """Releases of one silo in one run; ``budget`` is the epsilon of the silo's budget, if it has one.
 
     A real silo's ledger stays with its owner. In a simulation all silos belong to the user, so the run's result has the
-    budget that each silo has spent. ``file`` is a copy for the process that runs the simulation, if it is another.
+    budget that each silo has spent. ``file`` is a copy for the process that runs the simulation, if it is another
+    process.
     """
 
     silo: str
@@ -258,7 +254,6 @@ class PrivacyTally:
 
 
 def tally_of(spec: RunSpec, config: PrivacyConfig, index: int) -> PrivacyTally:
-    """Return the tally of silo ``index``; a real silo's tally is in memory only, and nobody reads it."""
     if not spec.emulate:
         return PrivacyTally("", config.delta)
     machine, root = spec.emulate[index], os.environ.get(STATE)

@@ -3,7 +3,6 @@
 An error's text, and even its time, may disclose a path, a table cell or a decrypted number. So the server learns only
 one code of a closed list, for every failure. The reason goes to the log of the failed process (a trainer's
 ``trainer.log``, or the SuperNode's). A small file in the state folder has it too; ``fedsync doctor --silo`` shows it.
-
 All failures of sealed data have the same code, and so the same answer, byte by byte.
 """
 
@@ -27,14 +26,12 @@ from fedsync.silo.protocol import STATE, Refusal, Refused
 
 logger = foreign.logger(__name__)
 
-NOTES = "refusals.json"
-"""File in the folder of trainers with the last refusals and their reasons; only the owner can read it."""
+NOTES = "refusals.json"  # in the folder of trainers: the last refusals and their reasons; only the owner can read it
 
 _MOST_NOTES, _MOST_REASON = 40, 1000
 _MOST_TEXT = 4000
 _MOST_TOLD = 5
-_QUIET = {Refusal.LOADING, Refusal.LOCKED, Refusal.APPROVAL, Refusal.AWAY}
-"""Frequent codes whose reason says all, so that the log needs no traceback."""
+_QUIET = {Refusal.LOADING, Refusal.LOCKED, Refusal.APPROVAL, Refusal.AWAY}  # their reasons need no traceback
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
@@ -58,8 +55,6 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (errors.UserCodeError, Refusal.CODE),
     (ConfigError, Refusal.CONFIG),
 )
-"""Codes of errors: the first matching class decides; other errors are `Refusal.INTERNAL`."""
-
 MEANINGS: dict[Refusal, tuple[str, str]] = {
     Refusal.LOADING: ("its trainer still loads task, data and model", "The server asks it again"),
     Refusal.CONFIG: (
@@ -111,16 +106,12 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
     ),
     Refusal.INTERNAL: ("its training failed, or its trainer ended", "If its log has no error, memory may have run out"),
 }
-"""Meaning of each code, and the remedy for the server's operator."""
-
 AT_ONCE = {Refusal.CONFIG, Refusal.CODE, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED, Refusal.BUDGET}
 """Refusals that a silo repeats until somebody changes something at the server or the silo."""
 
-UNTIL_CHANGED = AT_ONCE - {Refusal.LOCKED}
-"""Refusals that only another file and a restart of the silo or the run can end."""
+UNTIL_CHANGED = AT_ONCE - {Refusal.LOCKED}  # refusals that only another file and a restart can end
 
-PASSING = {Refusal.LOADING, Refusal.APPROVAL, Refusal.AWAY}
-"""Refusals that end by themselves, however often they repeat."""
+PASSING = {Refusal.LOADING, Refusal.APPROVAL, Refusal.AWAY}  # refusals that end by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,6 @@ def explained(silo: str, refused: Refused) -> str:
 
 
 def explained_together(refusals: Mapping[str, Refused]) -> str:
-    """Explain to the server's operator that every silo refuses a run with one code; ``refusals`` by silo."""
     code = next(iter(refusals.values())).code
     meaning, remedy = MEANINGS[code]
     silos: dict[str, list[str]] = {}
@@ -156,7 +146,6 @@ def explained_together(refusals: Mapping[str, Refused]) -> str:
 
 
 def explained_too_few(refusals: Mapping[str, Refused], needed: int, left: int) -> str:
-    """Explain to the server's operator that a run cannot begin without the refusing silos, by name."""
     told = listed([explained(silo, refused) for silo, refused in refusals.items()], ". ")
     return f"the run needs {needed} silos, and at most {left} of those that are here can take part. {told}"
 
@@ -194,7 +183,6 @@ def refuse(error: Exception) -> Refused:
 
 
 def last_refusals(trainers: Path) -> tuple[RefusalNote, ...]:
-    """Return the recorded refusals, oldest first; empty where the file is missing or torn."""
     try:
         notes: _RefusalNotes = codec.loads(_RefusalNotes, (trainers / NOTES).read_bytes(), own=True)
     except (OSError, ValueError):
@@ -227,7 +215,7 @@ def _reason(error: Exception) -> str:
 
 
 def printed(value: object) -> str:
-    """Return the text of an error or of its content; a user's error class may fail to print."""
+    """Return the text of an error; a user's error class may fail to print."""
     try:
         return str(value)
     except Exception:
@@ -235,9 +223,8 @@ def printed(value: object) -> str:
 
 
 def _texts_may_go() -> bool:
-    """Return whether a reason may leave the silo: it is emulated, or it has no keys and its owner discloses reasons.
-
-    A reason may quote a row, so none leaves where the data have a privacy budget.
+    """Whether a reason may leave the silo: the silo is emulated, or it has no keys and its owner discloses reasons. A
+    reason may quote a row, so none leaves where the data have a privacy budget.
     """
     from fedsync.silo.owner.key_lookup import has_keys
     from fedsync.silo.owner.owner_policy import OwnerPolicy

@@ -46,8 +46,7 @@ _Reply = TypeVar(
 
 class TrainingProcess:
     """A `SiloTrainer` in a separate process, for a run as the owner allows it; ``folder`` is the resident trainer's.
-
-    Raises `ConfigError` if task, data or device are not usable, or this system cannot confine a process.
+    `ConfigError` if task, data or device are not usable, or this system cannot confine a process.
     """
 
     def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, folder: Path) -> None:
@@ -74,7 +73,6 @@ class TrainingProcess:
         )
 
     def save_model(self, path: Path, model: Vector) -> None:
-        """Always raise: the owner exports a real silo's models with a command."""
         raise PolicyError("a training process writes no models")
 
     def make_private(self, settings: PrivateSettings) -> int:
@@ -94,7 +92,7 @@ class TrainingProcess:
         watch: Watch | None = None,
         correction: Vector | None = None,
     ) -> Outcome:
-        """Run an order, with ``watch`` about every 20 ms; raises `RunError` if the process ends."""
+        """Run an order, with ``watch`` about every 20 ms; `RunError` if the process ends."""
         asked = messages.TrainOrder(order, replace(cursor, private=b""), throttle is not None)
         beside = (base, cursor.private, *(() if correction is None else (correction,)))
         told, parts = self._ask(messages.OrderDone, asked, beside, (self.facts.layout.nbytes, MOST_PRIVATE), watch)

@@ -42,15 +42,12 @@ if TYPE_CHECKING:
 
 _PROGRAM = "fedsync.silo.room.program"
 _OWN = ("data", "never", "code_files", "reviewers")
-"""Settings of the owner that the training process needs."""
-
 _END_S, _MOST_LOG = 5.0, 2**16
 
 
 class StartedProcess:
     """A started training process with its folder ``home``, which is emptied first; it ends with this object.
-
-    Raises `ConfigError` if the folder cannot be emptied, or a data folder holds a second name of a closed file.
+    `ConfigError` if the folder cannot be emptied, or a data folder holds a second name of a closed file.
     """
 
     def __init__(self, home: Path, owner: OwnerPolicy) -> None:
@@ -73,7 +70,6 @@ class StartedProcess:
         return self._process.pid
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
-        """Return the exit code, negative for a signal; None while the process runs."""
         if wait_s > 0:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)
@@ -118,10 +114,8 @@ _MOST_BYTES = 2**36
 
 @contextmanager
 def keeper_of(identity: Identity, spec: RunSpec, owner: OwnerPolicy | None) -> Iterator[ModelKeeper]:
-    """Yield the keeper of a run's model, as the trainer of ``identity`` built it, but on the CPU.
-
-    The run's code runs in a room where the ``owner``'s rules confine training. Raises `ConfigError` if the model cannot
-    be built here.
+    """Yield the keeper of a run's model, as the trainer of ``identity`` built it, but on the CPU. The run's code runs
+    in a room where the ``owner``'s rules confine training. `ConfigError` if the model cannot be built here.
     """
     identity = replace(identity, device="cpu")  # the device of the training may be gone
     if owner is None or not owner.confines:

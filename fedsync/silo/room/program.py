@@ -28,8 +28,7 @@ _DEVICES = ("null", "nvidia*", "nvidia-caps/*", "kfd", "dri")
 
 def enter(home: Path, data: list[str]) -> bool:
     """Enter the room irreversibly; return whether the process has namespaces, and so a network, of its own.
-
-    Raises `ConfigError` if this system cannot confine a process.
+    `ConfigError` if this system cannot confine a process.
     """
     programs, sources = own_sources()
     settle_in(home)
@@ -81,9 +80,8 @@ _END_S = 5.0
 
 
 def watch(inner: int, parent: int) -> None:
-    """Guard the process ``inner``: kill its group at its end, on SIGTERM, or without ``parent``, and exit as it did.
-
-    No process can leave the group, and no user's code runs in the guard.
+    """Guard the process ``inner``: kill its group at its end, on SIGTERM, or without ``parent``, and exit as it did. No
+    process can leave the group, and no user's code runs in the guard.
     """
     signals = {signal.SIGCHLD, signal.SIGTERM}
     while os.waitid(os.P_PID, inner, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and os.getppid() == parent:

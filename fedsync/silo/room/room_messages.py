@@ -1,7 +1,7 @@
 """Messages between a silo's session and its training process, over a socket pair, and the session's checks of them.
 
-A frame has a head, a text and parts. The head holds the number of parts, their lengths, and the length of the text.
-The text is a value as JSON. The parts are arrays in their memory layout. Nothing is unpickled. The receiver bounds the
+A frame has a head, a text and parts. The head holds the number of parts, their lengths, and the length of the text. The
+text is a value as JSON. The parts are arrays in their memory layout. Nothing is unpickled. The receiver bounds the
 length of each part before it allocates memory, because a user's code runs on the other side.
 """
 
@@ -45,16 +45,14 @@ _COUNTS = struct.Struct("<IB")
 _MOST_TEXT, _MOST_PARTS, _SEND_S = 2**22, 4, 60.0
 _AT_ONCE = 2**20
 
-MOST_PRIVATE = 2**28 + 2**20
-"""Limit of the private parts in a message [bytes]: `module_parts.MOST_BYTES`, plus room for names."""
+MOST_PRIVATE = 2**28 + 2**20  # bytes of private parts: `module_parts.MOST_BYTES`, plus room for names
 
 
 @dataclass(frozen=True, slots=True)
 class BuildTrainer:
-    """Request to build the trainer; the first in a process.
-
-    ``identity`` is a `fedsync.silo.protocol.Identity` as JSON, ``spec`` the run's specification as JSON with the paths
-    of the silo's data, and ``least_samples`` the owner's minimum before an order may end [samples].
+    """Request to build the trainer; the first in a process. ``identity`` is a `fedsync.silo.protocol.Identity` as JSON,
+    ``spec`` the run's specification as JSON with the paths of the silo's data, and ``least_samples`` the owner's
+    minimum before an order may end [samples].
     """
 
     identity: str
@@ -77,10 +75,8 @@ class FillModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainOrder:
-    """Request to carry out an order.
-
-    Parts: base model, private parts of the model, and the correction of the steps if there is one. ``throttled`` asks
-    for the pace of the emulated machine.
+    """Request to carry out an order. Parts: base model, private parts of the model, and the correction of the steps if
+    there is one. ``throttled`` asks for the pace of the emulated machine.
     """
 
     order: WorkOrder
@@ -90,9 +86,8 @@ class TrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateGiven:
-    """Request to evaluate a model; if ``quiet``, a failure yields no result instead of an error.
-
-    Parts: the model, private parts. ``gains`` asks for the gains over the silo's own model.
+    """Request to evaluate a model; if ``quiet``, a failure yields no result instead of an error. Parts: the model,
+    private parts. ``gains`` asks for the gains over the silo's own model.
     """
 
     cursor: Cursor
@@ -229,9 +224,8 @@ RoomReply = (
 
 
 class RoomChannel:
-    """One end of the socket pair: any thread may send, one thread receives.
-
-    ``trusted``: the other side is FedSync's own program, without a user's code.
+    """One end of the socket pair: any thread may send, one thread receives. ``trusted``: the other side is FedSync's
+    own program, without a user's code.
     """
 
     def __init__(self, end: socket.socket, sends: object, receives: object, *, trusted: bool) -> None:
@@ -239,7 +233,7 @@ class RoomChannel:
         self._sending = threading.Lock()
 
     def send(self, value: RoomRequest | RoomReply, *parts: NDArray[np.float32] | bytes) -> None:
-        """Send a value and its parts; raise `OSError` if the other side is gone, or does not read for 60 s."""
+        """Send a value and its parts; `OSError` if the other side is gone, or does not read for 60 s."""
         text = codec.dumps(value, self._sends).encode()
         views = [part if isinstance(part, bytes) else np.ascontiguousarray(part).data.cast("B") for part in parts]
         head = _COUNTS.pack(len(text), len(views)) + struct.pack(f"<{len(views)}Q", *map(len, views))
@@ -253,9 +247,8 @@ class RoomChannel:
             self._sending.release()
 
     def receive(self, most: Sequence[int] = ()) -> tuple[RoomRequest | RoomReply, list[Part]]:
-        """Receive the next message with its parts, of at most ``most`` bytes each.
-
-        Raises `EOFError` if the other side is gone, and `OSError` if the message is invalid or exceeds a limit.
+        """Receive the next message with its parts, of at most ``most`` bytes each. `EOFError` if the other side is
+        gone; `OSError` if the message is invalid or exceeds a limit.
         """
         length, count = _COUNTS.unpack(self._bytes(_COUNTS.size).tobytes())
         if length > _MOST_TEXT or count > _MOST_PARTS:

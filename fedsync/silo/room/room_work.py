@@ -32,8 +32,7 @@ logger = foreign.logger(__name__)
 
 _Questions = queue.SimpleQueue[tuple[RoomRequest, list[Part]]]
 
-_TELL_S = 0.02
-"""Pause between two progress messages of an order [s]."""
+_TELL_S = 0.02  # pause between two progress messages of an order
 
 
 class _Work:
@@ -86,9 +85,8 @@ class _Work:
 
 
 def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> None:
-    """Build the trainer, then answer requests until the session ends.
-
-    ``alone``: the process has namespaces of its own. ``failure``: error of entering the room, then the only reply.
+    """Build the trainer, then answer requests until the session ends. ``alone``: the process has namespaces of its own.
+    ``failure``: error of entering the room, then the only reply.
     """
     guard_output()
     output_may_be_lost()

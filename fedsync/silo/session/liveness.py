@@ -39,25 +39,19 @@ from fedsync.silo.session.trainer_socket import call, hang_up, receive, send
 
 logger = foreign.logger(__name__)
 
-PROBE_S = 5.0
-"""Timeout of a probe, and pause between two probes [s]."""
+PROBE_S = 5.0  # timeout of a probe, and pause between two probes
 
-_PROBES = 6
-"""Failed probes in a row after which a trainer counts as hung; together a minute."""
+_PROBES = 6  # failed probes in a row after which a trainer counts as hung; together a minute
 
 _END_S = 20.0
 
-LOOK_S = 5.0
-"""Pause between two checks [s]."""
+LOOK_S = 5.0  # pause between two checks
 
-PATIENCE_S = 600.0
-"""Time without a sign of life after which the shipped loop counts as hung [s]."""
+PATIENCE_S = 600.0  # time without a sign of life after which the shipped loop counts as hung
 
-UNWANTED_S = 60.0
-"""The same limit for work whose result nobody waits for [s]."""
+UNWANTED_S = 60.0  # the same limit for work whose result nobody waits for
 
-_LEAST_SHARE = 0.02
-"""Share of a processor that counts as a sign of life. Progress replies take less."""
+_LEAST_SHARE = 0.02  # share of a processor that counts as a sign of life; progress replies take less
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,6 @@ def probe(folder: Path) -> TrainerState | None:
 
 
 def end(folder: Path, pid: int) -> bool:
-    """Kill the trainer that holds a folder; return whether it is gone within 20 s."""
     # The lock may go before the socket closes, and a caller in between would connect to the dead trainer. The trainer
     # holds the folder, so no other trainer's socket is there.
     with contextlib.suppress(OSError):
@@ -213,14 +206,15 @@ class Trainers:
 
 @dataclass(frozen=True, slots=True)
 class StepSigns:
-    """Signs of life of running work: steps and processor time [s] at the last check, and time without a sign [s]."""
+    """Signs of life of running work: steps and processor time [s] at the last check, and time without a sign [s]. As in
+    `Signs`, silence counts in checks.
+    """
 
     steps: int = -1
     cpu_s: float = 0.0
     still_s: float = 0.0
 
     def after(self, steps: int, cpu_s: float) -> StepSigns:
-        """Add a check; silence counts in checks, not in time, so that a suspended machine does no harm."""
         # A child process that ends takes its processor time out of the sum, so less time is no sign of life either.
         lives = steps != self.steps or cpu_s - self.cpu_s > _LEAST_SHARE * LOOK_S
         return StepSigns(steps, cpu_s, 0.0 if lives else self.still_s + LOOK_S)
@@ -229,11 +223,8 @@ class StepSigns:
 class HangWatch:
     """Context manager that watches the work of its thread from another thread.
 
-    Args:
-        unwanted: returns whether nobody waits for the work.
-        where: returns the code line of a thread, for people.
-        waits: the work may wait for any length of time.
-        found: called once with the error if the work hangs.
+    ``unwanted`` returns whether nobody waits for the work. ``where`` returns the code line of a thread, for people.
+    ``waits``: the work may wait for any length of time. ``found`` is called once, with the error, if the work hangs.
     """
 
     def __init__(

@@ -19,15 +19,13 @@ from fedsync.model.layout import Vector
 from fedsync.silo.session.order_results import LastOrder
 from fedsync.silo.session.session_extension import SessionExtension
 
-CARRIED, OWN = "carried", "own"
-"""Subfolder of a trainer's folder, for vectors in use; name of the vector beside a last order."""
+CARRIED, OWN = "carried", "own"  # subfolder for vectors in use; name of the vector beside a last order
 
 
 class LocalCarryover(SessionExtension):
-    """A silo's last update, as long as orders may carry it over; it is saved with the last order.
-
-    Large vectors are in the trainer's ``folder``, if it is given. Unless the update is ``sent_as_it_is``, its memory is
-    reused for the payload, so a copy is kept.
+    """A silo's last update, as long as orders may carry it over; it is saved with the last order. Large vectors are in
+    the trainer's ``folder``, if given. If the payload reuses the update's memory (not ``sent_as_it_is``), a copy is
+    kept.
     """
 
     def __init__(self, folder: Path | None = None, *, sent_as_it_is: bool) -> None:
@@ -36,9 +34,8 @@ class LocalCarryover(SessionExtension):
         self._kept: tuple[str, Vector] | None = None
 
     def start(self, order: WorkOrder, model: Vector) -> Vector:
-        """Return the start of training, float32 [values]; ``model`` itself if nothing is carried over.
-
-        Raises `ProtocolError` if the order's share is not within 0..1.
+        """Return the start of training, float32 [values]; ``model`` itself if nothing is carried over. `ProtocolError`
+        if the order's share is not within 0..1.
         """
         if not (order.behind or order.carry):
             return model
@@ -57,7 +54,6 @@ class LocalCarryover(SessionExtension):
         return self._keeper.make(np.float32, model.size, part)
 
     def beside(self, order: WorkOrder, update: Vector) -> dict[str, Vector]:
-        """Return the vector that the order behind may start with."""
         if not order.carry or order.scores_only:
             return {}
         if self._sent_as_it_is:

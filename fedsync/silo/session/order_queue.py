@@ -43,7 +43,6 @@ class OrderJob:
         return isinstance(self.outcome, VersionMismatch)
 
     def watch(self, steps: int, samples: int) -> bool:
-        """Count the steps so far, and return whether to go on; raise the error of a job that hung."""
         if self.error is not None:  # clients know it as failed, so it must not end as done, nor give privacy back
             raise self.error
         self.steps = steps
@@ -98,11 +97,11 @@ class OrderQueue:
                 other.end(VersionMismatch(holds))
 
     def enter(self, order: WorkOrder, received: Payload, accept: Callable[[bool], None]) -> OrderJob:
-        """Begin or queue an order, unless the queue already has it. A refused order begins again.
+        """Begin or queue an order, unless the queue already has it; a refused order begins again.
 
         An order with a known id but other content counts as new: a restored server may reuse an id. ``accept`` raises
-        if the silo's owner does not allow it; its argument says whether the order was accepted before, and refused for
-        its payload. Raises `ProtocolError` if it would be the third that the silo has.
+        if the silo's owner does not allow the order; its argument says whether the order was accepted before, and
+        refused for its payload. `ProtocolError` if the silo would have three orders.
         """
         with self._entrance:
             known = self.find(order.update_id)
@@ -120,7 +119,6 @@ class OrderQueue:
             return job
 
     def _beside(self, order: WorkOrder) -> list[OrderJob]:
-        """Return the job that the server knows of beside this order, if the queue has it; raises as `enter`."""
         others = [job for job in self._jobs if job.order.update_id != order.update_id]
         kept = [job for job in others if order.update_id == job.order.behind or job.order.update_id == order.behind]
         rivals = [job for job in others if order.behind and job.order.behind == order.behind and not job.over.is_set()]

@@ -29,15 +29,13 @@ from fedsync.silo.protocol import ANSWERS, Completed
 
 logger = foreign.logger(__name__)
 
-_UPDATE = ""
-"""Name of the update among a file's vectors; other vectors are named by their users."""
+_UPDATE = ""  # name of the update among a file's vectors
 
 
 @dataclass(frozen=True, slots=True)
 class LastOrder:
-    """Completed order with its answer; ``cursor`` and ``beside`` are the position and vectors for the next order.
-
-    The vectors are float32 [values] by name, and may include the update. ``number`` counts the silo's finished orders.
+    """Completed order with its answer; ``cursor`` and ``beside`` are the position and vectors for the next order. The
+    vectors are float32 [values] by name, and may include the update. ``number`` counts the silo's finished orders.
     """
 
     order: WorkOrder
@@ -92,7 +90,6 @@ class LastOrders:
         return self._kept[-1][1] if self._kept else None
 
     def add(self, order: LastOrder) -> LastOrder:
-        """Add a completed order, durably with a folder; raises `ConfigError` if the disk rejects it."""
         if not self._paths:
             return order
         place, other = self._paths
@@ -114,13 +111,11 @@ def _queued(one: WorkOrder, other: WorkOrder) -> bool:
 
 
 def _beside(vectors: Mapping[str, NDArray[Any]], same: list[str]) -> dict[str, Vector]:
-    """Return the vectors beside the update by name; ``same`` lists names that mean the update itself."""
     beside = {name: each for name, each in vectors.items() if name != _UPDATE}
     return {**beside, **dict.fromkeys(same, vectors[_UPDATE])}
 
 
-_ALIGNED = 64
-"""Alignment of the first vector [bytes], so that its map is an ordinary aligned array."""
+_ALIGNED = 64  # bytes: the map of the first vector is an ordinary aligned array
 
 _DIGEST_BYTES = 32
 
@@ -154,7 +149,7 @@ class VectorFile:
 
     @classmethod
     def load(cls, path: Path) -> VectorFile | None:
-        """Return the file's content; None where it is damaged. Raises `OSError` if it is missing or unreadable."""
+        """Return the file's content; None where it is damaged. `OSError` if it is missing or unreadable."""
         with path.open("rb") as file:
             line = undigested(file.read(_DIGEST_BYTES) + file.readline())
             if line is None:

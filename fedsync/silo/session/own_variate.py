@@ -39,10 +39,8 @@ _MEMORY = ArrayKeeper()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnVariate:
-    """Control variate of one silo; an immutable value.
-
-    ``own`` is m_i, float32 [values], with the update ``serial``, 0 for none. ``proposed`` is m_i once the update
-    ``proposed_serial`` is in a commit, float32 [values].
+    """Control variate of one silo; an immutable value. ``own`` is m_i, float32 [values], with the update ``serial``, 0
+    for none. ``proposed`` becomes m_i once the update ``proposed_serial`` is in a commit, float32 [values].
     """
 
     own: Vector
@@ -105,8 +103,7 @@ class StepControl(SessionExtension):
 
     def correction(self, order: WorkOrder) -> Vector | None:
         """Return the term for an order's gradients, float32 [values]; None for an order that only scores.
-
-        Raises `ProtocolError` if the server did not send the control variates.
+        `ProtocolError` if the server did not send the control variates.
         """
         if order.scores_only:
             return None
@@ -117,7 +114,6 @@ class StepControl(SessionExtension):
         return self._variate.correction(control, order.learning_rate)
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
-        """Propose a variate for an order's update."""
         control = self._replica.control
         if order.scores_only or control is None:
             return outcome

@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
 
-HELD = "held"
-"""Folder of the held model in the trainer's folder, for a silo that receives differences."""
+HELD = "held"  # subfolder with the held model, for a silo that receives differences
 
-_SEALERS = 4
-"""Limit of sealing processes for one silo."""
+_SEALERS = 4  # sealing processes for one silo
 
-_LARGE = 256
-"""Number of chunks that justifies several processes: two million parameters at 16 bits."""
+_LARGE = 256  # chunks that justify several processes: two million parameters at 16 bits
 
 
 class TrainerFailed(Exception):
@@ -40,7 +37,6 @@ class TrainerFailed(Exception):
 
 
 def made_initial(trainer: Estimating) -> Vector:
-    """Return the model before any training, float32 [values]; raise `TrainerFailed` on any error."""
     try:
         return trainer.initial_model()
     except Exception as error:
@@ -71,7 +67,6 @@ def encrypted_replica(
     *,
     seeded: bool,
 ) -> Replica:
-    """Make the replica for encryption; arguments as for `fedsync.cipher.silo.replica.EncryptedReplica`."""
     from fedsync.cipher.silo.replica import EncryptedReplica
     from fedsync.cipher.suites import open_suite
 

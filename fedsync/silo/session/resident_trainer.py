@@ -49,19 +49,15 @@ from fedsync.silo.session.trainer_socket import listen, receive, send
 if TYPE_CHECKING:
     from fedsync.silo.session.service import TrainerService
 
-_IDLE_S, _IDLE_UNREVEALED_S = 900.0, 86_400.0
-"""Idle timeout of a trainer [s]; the second applies while only this trainer knows its masks."""
+_IDLE_S, _IDLE_UNREVEALED_S = 900.0, 86_400.0  # idle timeouts; the second while only it knows its masks
 
-_ROOM_S, _ROOM_UNREVEALED_S = 30.0, 900.0
-"""Idle timeout if another run's trainer needs the memory [s]; the second as above."""
+_ROOM_S, _ROOM_UNREVEALED_S = 30.0, 900.0  # the same if another run's trainer needs the memory
 
-_FAILED_S = 10.0
-"""Wait of a trainer that failed to load or hangs for a client that takes the reason [s]."""
+_FAILED_S = 10.0  # wait of a trainer that failed to load or hangs for a client that takes the reason
 
 _LOOK_S = 1.0
 _LOG_BYTES = 10_000_000
-_IN_MEMORY_BYTES = 262_144
-"""Size above which an answer travels as a file [bytes]."""
+_IN_MEMORY_BYTES = 262_144  # a larger answer travels as a file
 
 
 class _Server:
@@ -194,7 +190,6 @@ class _Server:
         )
 
     def _watch(self) -> None:
-        """Keep the log short, and end after a time without requests."""
         while True:
             time.sleep(_LOOK_S)
             if not self._lock.lasts:  # The folder was removed: no client finds this process, and another may run there.
@@ -210,7 +205,6 @@ class _Server:
                 self._leave(_IDLE_UNREVEALED_S if self._unrevealed else _IDLE_S)
 
     def _give_up(self) -> NoReturn:
-        """End because of a hung thread, once waiting clients have their error; new clients find no socket."""
         wait_until(lambda: not self._asking, _FAILED_S, 0.05)
         os._exit(1)
 
@@ -249,7 +243,6 @@ def _refusing(refused: protocol.Refused) -> protocol.Forwarded:
 
 
 def main(folder: Path) -> None:
-    """Lock the folder, listen, build the trainer, and serve; do nothing if another trainer holds the folder."""
     exit_with_owner()
     guard_output()
     output_may_be_lost()  # a print in a user's code must not cost an order

@@ -14,9 +14,8 @@ _SETTINGS: TypeAdapter[dict[str, bool | int | float | str]] = TypeAdapter(UserCo
 
 
 def check_settings(order: WorkOrder, spec: RunSpec) -> None:
-    """Raise `ProtocolError` if an order's settings differ from the specification's for its round.
-
-    Where a function of the server decides, any settings are valid.
+    """Raise `ProtocolError` if an order's settings differ from the specification's for its round. Where a function of
+    the server decides, any settings are valid.
     """
     if order.scores_only and not order.config:
         return

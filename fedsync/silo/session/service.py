@@ -50,10 +50,9 @@ _Reply = tuple[Reply, Payload | None]
 
 
 class TrainerService:
-    """Service of one silo's trainer, with the silo's position in its data and its orders.
-
-    ``folder`` keeps the last answer and the position; None keeps them in memory. Raises `ConfigError` if task, data or
-    device are not usable here, or the owner has not confirmed the run, and `SiloLocked`.
+    """Service of one silo's trainer, with the silo's position in its data and its orders. ``folder`` keeps the last
+    answer and the position; None keeps them in memory. `ConfigError` if task, data or device are not usable here, or
+    the owner has not confirmed the run; `SiloLocked` after integrity failures.
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None, *, confined: bool = False) -> None:
@@ -70,10 +69,8 @@ class TrainerService:
         self._surveys = isinstance(spec.task, SurveyConfig)
         self._versions = spec.versions or (None if spec.stop is None else spec.stop.rounds)
         self._waits = bool(spec.emulate) or spec.task.own_loop
-        self.hangs = False
-        """Whether a task hangs, so that this process is of no further use."""
-        self.on_hang: Callable[[], None] = lambda: None
-        """Called on a hang, before any reply."""
+        self.hangs = False  # whether a task hangs, so that this process is of no further use
+        self.on_hang: Callable[[], None] = lambda: None  # called on a hang, before any reply
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True, confined=confined)
         self._session = session
         self.name, self.facts = session.name, session.facts
@@ -89,7 +86,6 @@ class TrainerService:
 
     @property
     def unrevealed(self) -> bool:
-        """Whether this process holds data that the server has yet to request."""
         return self._session.replica.unrevealed
 
     @property
@@ -132,15 +128,12 @@ class TrainerService:
                 return protocol.Snapshot(version), snapshot
 
     def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
-        """Begin or queue an order, unless it is known, and wait; a queued order too is checked on arrival."""
-
         def allow(again: bool) -> None:
             self._owner.begin(order, survey=self._surveys, versions=self._versions, counted=again)
 
         return self._orders.enter(order, received, allow).reply(wait_s)
 
     def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:
-        """Return an order's result; an unknown order was lost in transfer or with an earlier trainer."""
         job = self._orders.find(update_id)
         if job is None:
             return VersionMismatch(self.holds), None
@@ -151,7 +144,6 @@ class TrainerService:
     def _evaluate(
         self, received: Payload, request: protocol.EvaluateModel
     ) -> Evaluation | protocol.Attestation | VersionMismatch:
-        """Evaluate a model once no order is running or queued; a repeated request is evaluated once."""
         what = request, digest(received, hashlib.blake2b)
         # The payload continues the model version that the pending orders bring.
         self._orders.wait()
@@ -186,7 +178,7 @@ class TrainerService:
             return self._session.evaluate(received, request)
 
     def _give_up(self) -> None:
-        """Mark this process as unusable: the hanging thread never ends, and holds locks that others need."""
+        """Mark this process as unusable: the hanging thread never ends, and holds locks that other threads need."""
         self.on_hang()
         self.hangs = True
 

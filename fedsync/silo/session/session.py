@@ -49,12 +49,9 @@ if TYPE_CHECKING:
 logger = foreign.logger(__name__)
 
 _DIGEST_BYTES = 32
-_MOST_TOLD = 30_000
-"""Limit of an emulated silo's reported table form [characters over all columns]."""
+_MOST_TOLD = 30_000  # characters of an emulated silo's reported table form
 
-OWED = "owed"
-"""Name of a vector beside a last order: the rounding error that the next update corrects
-(`fedsync.model.plain_replica`)."""
+OWED = "owed"  # vector beside a last order: the rounding error that the next update corrects
 
 
 class SiloSession:
@@ -225,7 +222,6 @@ class SiloSession:
         return self._over(order, Completed(report, update), following, beside)
 
     def _carry_over(self, order: WorkOrder) -> None:
-        """Keep own updates from the first order on that may be continued from them."""
         if (order.behind or order.carry) and not self._carries:
             from fedsync.silo.session.local_carryover import LocalCarryover
 
@@ -251,7 +247,6 @@ class SiloSession:
         return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
 
     def _about(self, order: WorkOrder, base: Vector) -> tuple[Vector, Cursor]:
-        """Return the model of an order, float32 [values], and its cursor; a scoring order may mean an older model."""
         if order.scores_only and order.split is Split.TEST and not self._trainer.facts.validates:
             raise ProtocolError(SERVER, "split", "this silo's rounds are evaluated on its test split")
         if order.scores_only and order.subject.own:
@@ -262,7 +257,6 @@ class SiloSession:
     def _over(
         self, order: WorkOrder, answer: Completed, cursor: Cursor, beside: Mapping[str, Vector] | None = None
     ) -> Completed:
-        """Finish an order, save its answer and the start of the next order, and return the answer."""
         owed = self.replica.owed
         kept = {**({} if owed is None else {OWED: owed}), **(beside or {})}
         # Saved before anybody sees the answer: after a crash the order is done, or it never happened.
@@ -305,9 +299,8 @@ class SiloSession:
         return go_on
 
     def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation:
-        """Evaluate a model for the server; raises as `train`.
-
-        With sealed metrics the model is not evaluated: the answer is the pooled figures in the sums that came with it.
+        """Evaluate a model for the server; raises as `train`. With sealed metrics the model is not evaluated: the
+        answer is the pooled figures in the sums that came with it.
         """
         if asked.owner:
             if self.sealed:
@@ -333,9 +326,8 @@ class SiloSession:
         return self._trainer.where(thread)
 
     def answer(self, question: Payload) -> Payload:
-        """Answer a question of the server's aggregator; see `Replica.answer`.
-
-        A refusal does not count as an integrity failure: a restarted trainer must refuse some honest questions.
+        """Answer a question of the server's aggregator. A refusal does not count as an integrity failure: a restarted
+        trainer must refuse some honest questions.
         """
         with self._exchange:
             self.check_open()
@@ -347,7 +339,6 @@ class SiloSession:
             return self.replica.holds, self.replica.snapshot()
 
     def check_open(self) -> None:
-        """Raise `SiloLocked` if integrity failures, in this run or another, have locked the silo."""
         if self.lockout is not None:
             self.lockout.check()
 
@@ -358,10 +349,9 @@ class SiloSession:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Turn every failure of sealed data within into `IntegrityError`, and count it.
-
-        One class hides from the server which check failed. Faults of the machine do not count. Authentic data that a
-        silo spoiled does not count either: one silo must not lock all others.
+        """Turn every failure of sealed data within into `IntegrityError`, and count it. One class hides from the server
+        which check failed. Faults of the machine do not count. Authentic data that a silo spoiled does not count
+        either: one silo must not lock all others.
         """
         with self._exchange, nullcontext() if self.lockout is None else self.lockout.alone():
             try:
@@ -381,9 +371,8 @@ class SiloSession:
 
 
 def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None) -> str:
-    """Return the digest of frozen tensors and columns, by which the server compares silos of a run.
-
-    With keys the digest is concealed: the server cannot guess weights or names, nor compare runs.
+    """Return the digest of frozen tensors and columns, by which the server compares silos of a run. With keys the
+    digest is concealed: the server cannot guess weights or names, nor compare runs.
     """
     digest = digest if len(digest) <= _DIGEST_BYTES else hashlib.sha256(digest).digest()
     if not digest or keys is None:

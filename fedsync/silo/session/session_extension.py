@@ -1,7 +1,6 @@
 """Extension hooks of a silo's session (its part in a run): the base class of optional features at a silo.
 
-A feature that a plain run does not use is a `SessionExtension`. A session holds its run's extensions in a list, and
-calls their hooks in this order. The session's code depends on no particular extension.
+A session holds its run's extensions in a list, calls their hooks in this order, and depends on no particular extension:
 
 | when | hook | the extension can |
 |---|---|---|
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from fedsync.train.silo_trainer import Estimating, Outcome
 
 Judge = Callable[[bool], Evaluation]
-"""Evaluation of the model in question; the argument says whether with gains over the silo's own model."""
+"""Evaluation of the model in question; the argument asks for gains over the silo's own model."""
 
 
 class SessionExtension:
-    """Base class of optional features of a silo's session. Hooks do nothing by default; a feature overrides some."""
+    """Base class of optional features of a silo's session. Hooks do nothing by default."""
 
     def estimating(self, trainer: Estimating) -> Estimating:
         return trainer

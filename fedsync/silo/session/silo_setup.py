@@ -17,8 +17,7 @@ from fedsync.train.options import LocalOptions
 
 def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> GuardedTrainer:
     """Build the silo's trainer in this process; no helper processes if ``many`` silos of the run share it.
-
-    Raises `ConfigError` if data or device are not usable here, and `UserCodeError` for errors in the user's code.
+    `ConfigError` if data or device are not usable here; `UserCodeError` for errors in the user's code.
     """
     site, slots, local = place_of(spec, identity)
     local = replace(local, workers=0) if many else local
@@ -31,7 +30,6 @@ def local_keeper(spec: RunSpec, identity: Identity) -> ModelKeeper:
 
 
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:
-    """Return the silo, the number of silos, and the options for a task's trainer; `ConfigError` without the device."""
     machine = spec.emulate[identity.index] if spec.emulate else None
     options, private = spec.local.build(), spec.privacy is not None and spec.privacy.kind == "dp-sgd"
     if machine is not None:

@@ -33,28 +33,21 @@ from fedsync.silo.session.trainer_folder import tenant, tidy
 from fedsync.silo.session.trainer_socket import call, receive, send
 
 SHARED_MODULES = ("fedsync.silo.session.service", "fedsync.silo.session.silo_setup")
-"""Modules of trainers that a fork server imports once for several silos."""
+_LOAD_S = 180.0  # limit of a message's wait for a loading trainer; the trainer goes on loading
 
-_LOAD_S = 180.0
-"""Limit of a message's wait for a loading trainer [s]; the trainer goes on loading."""
+_LISTEN_S = 180.0  # limit of a message's wait for a trainer's socket
 
-_LISTEN_S = 180.0
-"""Limit of a message's wait for a trainer's socket [s]."""
+MOST_TRAINERS = 3  # over all runs: one at work, and those of the runs before and after it
 
-MOST_TRAINERS = 3
-"""Limit of a silo's trainers over all runs: one at work, and those of the runs before and after it."""
-
+# `FLOWER_IDS` for a trainer that the current message starts.
 asked_for: ContextVar[str] = ContextVar("asked_for", default="")
-"""Value of `fedsync.common.environment.FLOWER_IDS` for a trainer that the current message starts."""
 
+# Folder of the Flower app that the run brought; empty for none, or if the process has the app already.
 app_folder: ContextVar[str] = ContextVar("app_folder", default="")
-"""Folder of the Flower app that the run brought; empty for none, or if the process has the app already."""
 
-_SPARE_BYTES = 2**30
-"""Disk space that no question or answer takes, or a twentieth of the disk if that is less [bytes]."""
+_SPARE_BYTES = 2**30  # disk space that no question or answer takes; a twentieth of the disk if that is less
 
-_counting, _promised = threading.Lock(), list[int]()
-"""Sizes of payloads that this process is about to write [bytes], and their lock."""
+_counting, _promised = threading.Lock(), list[int]()  # lock, and sizes of payloads about to be written
 
 _TELL_S = 5.0
 _PAUSE_S = 0.05
@@ -62,8 +55,7 @@ _PAUSE_S = 0.05
 
 def state_folder() -> Path:
     """Return the parent folder of this user's trainers; its path is short, as socket paths end at 100 characters.
-
-    Raises `RunError` if another user has access to the folder.
+    `RunError` if another user has access to the folder.
     """
     root = os.environ.get(STATE)
     folder = Path(root) if root else Path(tempfile.gettempdir()) / f"fedsync-{os.getuid()}"
@@ -89,8 +81,7 @@ class TrainerClient:
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
         """Send a request, and wait for the reply, perhaps `Refused`, as long as the trainer lives; payloads are uint8.
-
-        Raises `ConfigError` if the trainer cannot be started, and `RunError` if it did not start, hung or died.
+        Raise `ConfigError` if the trainer cannot be started, and `RunError` if it did not start, hung or died.
         """
         with LivenessWatch(self._folder) as watch:
             connection = watch.on(self._connection())
@@ -166,8 +157,7 @@ class TrainerClient:
 
 def make_room(folder: Path, identity: Identity) -> None:
     """End the silo's idle trainers of other runs, because they hold memory; the new ``folder`` may not exist yet.
-
-    Raises `LimitReached` if too many trainers are at work, or their folders exceed the owner's quota.
+    `LimitReached` if too many trainers are at work, or their folders exceed the owner's quota.
     """
     if not (folder / IDENTITY).exists():
         check_room(folder.parent, 0)
@@ -181,7 +171,6 @@ def make_room(folder: Path, identity: Identity) -> None:
 
 
 def check_room(trainers: Path, nbytes: int) -> None:
-    """Raise `LimitReached` if the trainers' folders plus ``nbytes`` exceed the owner's quota ``state_bytes``."""
     quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
     if quota is not None and not tidy(trainers, quota - nbytes):
         problem = f"files of runs here would take more than {quota} bytes, the owner's state_bytes"
@@ -192,8 +181,7 @@ def check_room(trainers: Path, nbytes: int) -> None:
 @contextlib.contextmanager
 def room_for(folder: Path, nbytes: int) -> Iterator[None]:
     """Reserve disk space for ``nbytes`` below ``folder`` until they are written; other reservations count too.
-
-    Raises `LimitReached` as `check_room`, and `OSError` if too little of the disk would be left.
+    `LimitReached` as `check_room`; `OSError` if too little of the disk would be left.
     """
     with _counting:
         promised = sum(_promised) + nbytes

@@ -1,8 +1,7 @@
 """Folder of a silo's trainer process: its exclusive lock, and limits of its disk use.
 
 A process takes the kernel's lock before it loads anything. The lock lasts until the process ends in any way, and tells
-others its process id. A child process does not inherit the lock. Old folders and the beginning of a long log are
-removed.
+others its process id. A child process does not inherit the lock.
 """
 
 from __future__ import annotations
@@ -21,23 +20,19 @@ from fedsync.common.files import remove_tree, tree_bytes
 
 logger = foreign.logger(__name__)
 
-_RECENT_S = 3600.0
-"""Age below which a folder is never removed [s]: its trainer may be about to start, or its run may pause."""
+_RECENT_S = 3600.0  # a younger folder is never removed: its trainer may be about to start, or its run may pause
 
-HOME = "room"
-"""Subfolder of a trainer's folder that its training process may write to; emptied at each start of the process."""
+HOME = "room"  # subfolder that the training process may write to; emptied at each start of the process
 
-AGENT = "agent"
-"""Folder of the silo's agent, beside those of the trainers; it is never removed, because the agent has no `TENURE`."""
+AGENT = "agent"  # folder of the silo's agent, beside those of the trainers; never removed, because it has no `TENURE`
 
 TENURE = "trainer.lock"
 
-_FLOCK = struct.Struct("hhqqi4x")
-"""C's ``struct flock`` on 64-bit Linux: kind, whence, start, length, process."""
+_FLOCK = struct.Struct("hhqqi4x")  # C's ``struct flock`` on 64-bit Linux: kind, whence, start, length, process
 
 
 class FolderLock:
-    """Exclusive lock on a trainer's folder, until the process ends; see `take`. ``descriptor`` is never closed."""
+    """Exclusive lock on a trainer's folder, until the process ends. ``descriptor`` is never closed."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -45,7 +40,6 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path) -> Self | None:
-        """Lock a folder for this process; None if another process holds it."""
         path = folder / TENURE
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -67,9 +61,8 @@ class FolderLock:
 
 
 def tenant(folder: Path) -> int | None:
-    """Return the id of the process that holds a folder, 0 if it is not on this machine; None if nobody holds it.
-
-    The holder itself must not call this, because closing the file would release its lock.
+    """Return the id of the process that holds a folder, 0 if it is not on this machine; None if nobody holds it. The
+    holder itself must not call this, because closing the file would release its lock.
     """
     try:
         descriptor = os.open(folder / TENURE, os.O_RDONLY)
@@ -94,7 +87,6 @@ class Leftover:
 
 def tidy(root: Path, quota_bytes: int) -> bool:
     """Remove trainers' folders in ``root``, the oldest first, until ``quota_bytes`` suffice; return whether they do.
-
     The newest folder, a folder in use, a folder of a recent trainer and the agent's folder stay.
     """
     found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
@@ -133,7 +125,6 @@ def bound_log(log: Path, most_bytes: int) -> None:
 
 
 def _measure(folder: Path) -> Leftover:
-    """Measure a folder, while its trainer, or another process that cleans up, may remove any part of it."""
     nbytes, used_s = tree_bytes(folder / HOME), 0.0  # a user's code may have left anything here
     for place, folders, files in os.walk(folder):  # ignores folders that are gone
         home = [HOME] if place == str(folder) and HOME in folders else []

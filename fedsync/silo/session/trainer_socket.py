@@ -26,15 +26,13 @@ class _Place:
     nbytes: int
 
 
-_WAITING = 128
-"""Limit of pending connections."""
+_WAITING = 128  # pending connections
 
-_ALONE, _BESIDE, _FILE, _PASSING_FILE = b"-", b"+", b"@", b"!"
-"""Kind of payload behind a value: none, bytes, or the name of a file; a passing file is deleted with its map."""
+_ALONE, _BESIDE, _FILE, _PASSING_FILE = b"-", b"+", b"@", b"!"  # none, bytes, a file, a file to delete
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen on a socket that only its owner can reach; replace a leftover socket. The listener does not block."""
+    """Listen on a socket that only its owner can reach; the listener does not block."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -45,7 +43,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def call(path: Path) -> Connection | None:
-    """Connect without waiting to be accepted; None if nobody listens. Raises `BlockingIOError` if the queue is full."""
+    """Connect without waiting to be accepted; None if nobody listens. `BlockingIOError` if the queue is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:
@@ -65,9 +63,8 @@ def hang_up(connection: Connection) -> None:
 def send(
     connection: Connection, value: SocketRequest | SocketReply, payload: Payload | None = None, *, passing: bool = False
 ) -> None:
-    """Send a value, preceded by a byte that names the kind of its payload.
-
-    ``passing``: the payload's file becomes the receiver's, which deletes it with its map.
+    """Send a value, preceded by a byte that names the kind of its payload. If ``passing``, the receiver owns the
+    payload's file, and deletes it with its map.
     """
     text = codec.dumps(value, SocketRequest | SocketReply).encode()
     part = None if payload is None else file_part(payload)
@@ -82,9 +79,8 @@ def send(
 
 
 def receive(connection: Connection) -> tuple[SocketRequest | SocketReply, Payload | None]:
-    """Receive a value and its payload, uint8.
-
-    Raises `EOFError` if the other side closed first, and `OSError` if the connection broke, or it is another FedSync.
+    """Receive a value and its payload, uint8. `EOFError` if the other side closed first; `OSError` if the connection
+    broke, or the other side is another version of FedSync.
     """
     head = connection.recv_bytes()
     try:

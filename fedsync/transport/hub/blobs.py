@@ -24,21 +24,19 @@ from fedsync.transport.questions import Blob
 
 @dataclass(slots=True)
 class Upload:
-    """Upload of a large answer of at most ``most`` bytes from one silo to the file ``path``."""
+    """Upload of a large answer of at most ``most`` bytes from one silo to the file ``path``. ``writer`` is the number
+    of the newest connection; earlier connections must stop. ``gone``: the server has taken or dropped the upload.
+    """
 
     silo: str
     most: int
     path: Path
     writer: int = 0
-    """Number of the newest connection; earlier connections must stop."""
     whole: bool = False
     gone: bool = False
-    """The upload was taken or dropped."""
     digest: str = ""
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while no connection sends."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while bytes are written, so that a reported offset stays valid."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while no connection sends
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held in writes: a reported offset stays valid
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -66,7 +64,6 @@ class Blobs:
         self._expected: dict[str, Upload] = {}
 
     def publish(self, payload: Payload) -> Blob:
-        """Store a payload for silos to fetch; equal payloads are stored once."""
         name = digest(payload).hex()
         if name not in self._sizes:
             write_pieces(self._blobs / name, pieces(payload), OWNER_FILE, settle=False)

@@ -52,20 +52,15 @@ from fedsync.transport.questions import (
 
 logger = foreign.logger(__name__)
 
-HOLD_S = 25.0
-"""Time that a request for a question is held [s]; below the idle timeouts of proxies and firewalls."""
+HOLD_S = 25.0  # time that a request for a question is held; below the idle timeouts of proxies and firewalls
 
-BODY_S = 30.0
-"""Timeout between two pieces of a body [s]."""
+BODY_S = 30.0  # timeout between two pieces of a body
 
-DRAIN_S = 1.0
-"""Time that a broken upload connection gets to end when its silo asks for the offset [s]."""
+DRAIN_S = 1.0  # time that a broken upload connection gets to end when its silo asks for the offset
 
-MOST_OPEN = 8
-"""Largest number of concurrent requests of one silo."""
+MOST_OPEN = 8  # concurrent requests of one silo
 
-KNOWN = "fedsync.known"
-"""Key in a request's scope that marks an authenticated caller."""
+KNOWN = "fedsync.known"  # key in a request's scope that marks an authenticated caller
 
 _CLOSE = {"connection": "close"}
 _Endpoint = Callable[[Request, HubSession], Awaitable[Response]]
@@ -78,10 +73,8 @@ class Door:
         self, sessions: Sessions, blobs: Blobs, delivered: Callable[[Queued, SiloAnswer], None], lock: RLock
     ) -> None:
         self._sessions, self._blobs, self._delivered, self._lock = sessions, blobs, delivered, lock
-        self.over = False
-        """Silos are told that the run is over."""
-        self.told = set[str]()
-        """Silos that were told so."""
+        self.over = False  # whether silos are told that the run is over
+        self.told = set[str]()  # silos that know that the run is over
         self.app = Starlette(
             routes=[
                 Route(f"{BASE}/join", self._join, methods=["POST"]),
@@ -109,8 +102,6 @@ class Door:
         return Response(status_code=204)
 
     def _known(self, answer: _Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        """Wrap an endpoint: only callers with a session's secret, at most `MOST_OPEN` requests at a time."""
-
         async def endpoint(request: Request) -> Response:
             with self._lock:
                 session = self._sessions.caller(_secret(request))
@@ -153,7 +144,7 @@ class Door:
         return Response(spec + text + beside, headers={HEAD: head.dump()}, media_type="application/octet-stream")
 
     async def _held(self, request: Request, session: HubSession, after: int) -> Queued | None:
-        """Wait for a question; None after a timeout, a disconnect, or if a newer request replaces this one."""
+        """Wait for a question; None after a timeout, a disconnect, or if a newer request replaces this request."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -246,9 +237,8 @@ class Door:
         return upload
 
     async def _offset(self, request: Request, session: HubSession) -> Response:
-        """Report the received bytes of an upload, and invalidate a connection that still sends.
-
-        A broken connection gets a moment, so that its received bytes are written.
+        """Report the received bytes of an upload, and invalidate a connection that still sends. A broken connection
+        gets a moment, so that its received bytes are written.
         """
         upload = self._expected(request, session)
         with contextlib.suppress(TimeoutError):
@@ -303,7 +293,7 @@ def _number(text: str) -> int:
 
 
 def _length(request: Request, most: float = inf) -> int:
-    """Return the announced length of the body, which is mandatory, before any of it is read."""
+    """Return the announced length of the body, which is mandatory, before the body is read."""
     text = request.headers.get("content-length", "0" if most == 0 else "")
     if not text or "transfer-encoding" in request.headers:
         raise HTTPException(411, headers=_CLOSE)
@@ -313,7 +303,6 @@ def _length(request: Request, most: float = inf) -> int:
 
 
 async def _pieces(request: Request, length: int) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives, at most ``length`` bytes, with a timeout for each piece."""
     stream, left = request.stream(), length
     while True:
         try:
@@ -350,7 +339,7 @@ def _append(path: Path, pieces: list[bytes]) -> None:
 
 
 async def _is_whole(upload: Upload, digest: str) -> bool:
-    """Whether the received bytes have the announced digest; deletes them if not."""
+    """Whether the received bytes have the announced digest; other bytes are deleted."""
     found = await asyncio.to_thread(file_digest, upload.path)
     if found != digest:
         upload.path.unlink(missing_ok=True)
@@ -360,9 +349,8 @@ async def _is_whole(upload: Upload, digest: str) -> bool:
 
 
 async def _spans(path: Path, begin: int, size: int, session: HubSession) -> AsyncIterator[memoryview]:
-    """Yield a file from the system's cache, and release its pages, so that it does not occupy memory.
-
-    The stream counts as one of the silo's open requests until its end.
+    """Yield a file from the system's cache, and release its pages, so that it does not occupy memory. The stream counts
+    as one of the silo's open requests until its end.
     """
     session.open += 1
     try:

@@ -22,22 +22,19 @@ from fedsync.transport.hub.sessions import Queued, Sessions
 from fedsync.transport.join import Join
 from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
 
+# Timeouts of a connection that is idle or has an incomplete request head: after an authenticated request, and before.
 QUIET_S, STRANGER_S = 75.0, 10.0
-"""Timeouts of a connection without a request, or with an incomplete request head [s]: after an authenticated request,
-and before."""
 
 _HEAD_BYTES = 16_384
-_MOST_PEERS = 4096
-"""Largest number of connections, including unauthenticated ones."""
+_MOST_PEERS = 4096  # connections, including unauthenticated ones
 
 _START_S = 60.0
 _CLOSE_S, _TELL_S = 2.0, 2.0
 
 
 class Hub:
-    """Server end of the connection to silos: sends questions, receives answers.
-
-    Sessions are on disk: after a restart in the same folder, silos continue with their next request.
+    """Server end of the connection to silos: sends questions, receives answers. Sessions are on disk: after a restart
+    in the same folder, silos continue with their next request.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,12 +59,9 @@ class Hub:
     ) -> int:
         """Serve in a separate thread; return the port, 0 for a socket.
 
-        Args:
-            port: 0 for a free port.
-            certificate: PEM of the server's certificate, with ``key``; None for no TLS, as behind a proxy.
-            socket: Unix socket to listen at, instead of host and port.
-
-        Raises `ConfigError` if the address is unavailable, or the certificate cannot be read.
+        ``port`` 0 finds a free port. ``certificate`` is the PEM of the server's certificate, with ``key``; None for no
+        TLS, as behind a proxy. ``socket`` is a Unix socket to listen at, instead of host and port. `ConfigError` if the
+        address is unavailable, or the certificate cannot be read.
         """
         config = uvicorn.Config(
             self._door.app, host=host, port=port, uds=None if socket is None else str(socket),
@@ -121,7 +115,7 @@ class Hub:
     # Silos.
 
     def invite(self, silo: str, addresses: Collection[str], authority: str) -> Join:
-        """Return a join for a silo, which no other silo may get; see `Join` for the arguments."""
+        """Return a join for a silo, which no other silo may get; arguments as in `Join`."""
         with self._lock:
             return Join(tuple(addresses), self._sessions.invite(silo), authority, self._sessions.run, silo)
 
@@ -141,8 +135,8 @@ class Hub:
     # Questions and answers.
 
     def send(self, silo: str, question: SiloQuestion) -> str | None:
-        """Send a question; return its name, or None if the silo has no session. Raise `PolicyError` if the payload is
-        too large for a message, or too many questions are unanswered.
+        """Send a question; return its name, or None if the silo has no session. `PolicyError` if the payload is too
+        large for a message, or too many questions are unanswered.
         """
         payload = question.payload
         if payload is not None and not isinstance(payload, Blob) and payload.nbytes > BESIDE_BYTES:
@@ -194,7 +188,6 @@ class Hub:
 
 class Deadlines(H11Protocol):
     """HTTP protocol with timeouts for idle or unauthenticated peers, incomplete request heads and unread responses.
-
     Unauthenticated connections may take half of the connection limit. Beyond this, the oldest of them is closed.
     """
 

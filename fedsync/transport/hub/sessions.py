@@ -32,14 +32,11 @@ from fedsync.transport.questions import Blob, SiloQuestion
 
 logger = foreign.logger(__name__)
 
-AWAY_S = 40.0
-"""Time without a held request after which a silo is away [s]; longer than a hold or a connection failure lasts."""
+AWAY_S = 40.0  # time without a held request after which a silo is away; longer than a hold or a broken connection
 
-_NUMBERS = 2**30
-"""Range of question numbers that each process of the server has for itself; larger than the questions of any run."""
+_NUMBERS = 2**30  # question numbers of each process of the server; more than the questions of any run
 
-MOST_QUEUED = 16
-"""Largest number of unanswered questions of a silo: an order, a queued order, and questions meanwhile."""
+MOST_QUEUED = 16  # unanswered questions of a silo: an order, a queued order, and questions meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +51,20 @@ class Queued:
 
 @dataclass(slots=True)
 class HubSession:
-    """Session of one silo, with SHA-256 digests of secrets, empty for none.
-
-    ``secret`` is the session's, ``invited`` an unused join's, and ``used`` the join's that began the session.
+    """Session of one silo, with SHA-256 digests of secrets, empty for none. ``secret`` is of the session, ``invited``
+    of an unused join, and ``used`` of the join that began the session.
     """
 
     silo: str
     secret: str = ""
     invited: str = ""
     used: str = ""
-    last: int = 0
-    """Number of the newest question."""
+    last: int = 0  # number of the newest question
     queued: dict[int, Queued] = field(default_factory=dict)
-    seen_s: float | None = None
-    """Time at which its last request began or ended; None before the first request to this process."""
-    holds: int = 0
-    """Number of requests that are held now."""
-    open: int = 0
-    """Number of requests in progress now, including held requests."""
-    wake: Callable[[], None] = lambda: None
-    """Callback that ends the wait of the held request."""
+    seen_s: float | None = None  # start or end of its last request to this process; None before
+    holds: int = 0  # requests that are held now
+    open: int = 0  # requests in progress now, including held requests
+    wake: Callable[[], None] = lambda: None  # ends the wait of the held request
 
     def after(self, number: int) -> Queued | None:
         return next((each for each in list(self.queued.values()) if each.number > number), None)
@@ -118,8 +109,7 @@ class Sessions:
 
     def begin(self, invitation: str, secret: str) -> HubSession | None:
         """Handle a silo's first request, with its join's ``invitation`` and the digest of its session's new secret.
-
-        Returns None if the invitation is unknown or was used by another process.
+        Return None if the invitation is unknown or was used by another process.
         """
         found = digest_of(invitation)
         for session in self._by_silo.values():
