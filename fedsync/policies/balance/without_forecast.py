@@ -59,10 +59,9 @@ class LeaderStraggler(SharingBalancer):
     in every round of the window, `step` samples move from straggler to leader. If the leader was slower in a remembered
     round, the two have changed places, and the `fine` pace holds from then on.
 
-    The paper leaves three cases open. A round in which one of the two silos has no time (its order failed, or it has
-    just joined) does not count as a lead. A change of places is looked for only in the remembered rounds, which are as
-    many as the longest window. A silo that cannot take the step within its bounds, or whose memory is nearly full, is
-    no leader.
+    Cases that the paper leaves open: a round in which one of the two silos has no time does not count as a lead. Only
+    the rounds of the longest window are remembered. A silo that cannot take the step within its bounds, or whose memory
+    is nearly full, is no leader.
 
     Source: LB-BSP, Algorithm 2 (section 3.3.2).
     """
@@ -109,7 +108,6 @@ class LeaderStraggler(SharingBalancer):
 
     def plan(self, state: Search, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
         """Sizes, int64 [n] in samples, within bounds and summing to ``total``, as close to ``state.sizes`` as possible.
-
         A silo that the state does not know starts at the mean. Raises `ConfigError` if the bounds cannot hold
         ``total``.
         """
@@ -162,13 +160,11 @@ class SpendEvenly(SharingBalancer):
     For private runs with a ``noise_multiplier``. A step of a batch B on N rows has the sampling rate q = B / N, and
     costs about q² in zero-concentrated differential privacy. There, an epsilon has room for ``(sqrt(L + epsilon) -
     sqrt(L))²`` with ``L = log(1 / delta)``. So budgets end together if q is in proportion to the root of that room.
+    Large budgets end first with noise multipliers below about 1.5 and high rates, where q² is too little. Silos of
+    unequal steps, or a barrier that ends orders early, also make budgets end at different rounds.
 
-    With noise multipliers below about 1.5 and high rates, q² is too little, and large budgets end first.
-
-    A barrier that ends orders early, or silos of unequal steps, make budgets end at different rounds again.
-
-    The server knows budgets only from the strategy. It sees no silo's ledger, so subtract what other runs have spent
-    from the numbers given here; each silo's own ledger decides.
+    The server sees no silo's ledger, so subtract what other runs have spent from the numbers given here. Each silo's
+    own ledger decides.
 
     Source: Bun and Steinke 2016 (arXiv:1605.02065), proposition 1.3; for sampling, Mironov et al. 2019
     (arXiv:1908.10530), whose divergence grows with q² to leading order.
