@@ -54,7 +54,6 @@ def start_apart(
     environment: Mapping[str, str] | None = None,
     pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, without input, with all its output in ``output``."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         env=environment, pass_fds=pass_fds, start_new_session=True,
@@ -111,7 +110,6 @@ def end_processes(leaders: Sequence[Child], grace_s: float = 5.0) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -128,10 +126,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def exit_with_owner() -> None:
-    """End this process soon after the process in `OWNER`; without `OWNER`, do nothing.
-
-    For processes that Flower started, whose parents may end and leave them behind.
-    """
+    """End this process soon after the process in `OWNER`, if set: Flower's processes may outlive their parents."""
     owner = int(os.environ.get(OWNER, 0))
 
     def watch() -> None:

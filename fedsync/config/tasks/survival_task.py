@@ -83,7 +83,6 @@ class SurvivalConfig(Section):
         return 1 + (self.steps if self.covariates else 0)
 
     def check(self, of: CsvConfig) -> None:
-        """Raise ValueError if the table does not fit."""
         if of.time is None:
             raise ValueError("survival needs times; write of.time: the column with the time of each person")
         named = [*([] if self.group is None else [self.group]), *self.covariates]

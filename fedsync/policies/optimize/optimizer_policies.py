@@ -93,7 +93,6 @@ class FedYogi(FedAdam):
     rate: Rate = 0.01
 
     beta_2: Decay = 0.99
-    """Inertia of the mean of squared changes; nearer to 1, the mean moves more slowly."""
 
     def build(self) -> ServerOptimizer:
         return Adaptive("yogi", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)

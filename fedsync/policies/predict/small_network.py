@@ -1,10 +1,8 @@
 """Small immutable feed-forward network: one hidden layer of tanh, plus direct connections from inputs to output.
 
 ``y = w . tanh(W x + b) + s . x + c``. With some hundred parameters and a few thousand samples, the method of Levenberg
-and Marquardt takes a handful of passes, each of a millisecond. Gradient descent takes thousands. Huber's loss limits
-the influence of rare stalls of the machine.
-
-scikit-learn's ``MLPRegressor`` does not fit: it is mutable and offers only gradient methods and squared errors.
+and Marquardt takes a handful of passes of a millisecond, gradient descent thousands. Huber's loss limits the influence
+of rare stalls of the machine. (scikit-learn's ``MLPRegressor`` is mutable, and has neither.)
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ def _controller() -> Any:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Context in which NumPy's linear algebra runs on one thread.
-
-    Several threads are slower for small matrices, many times so on a busy machine. Their sums also depend on the number
-    of threads, so that a replay on another machine could differ.
+    """Context in which NumPy's linear algebra runs on one thread. Several threads are slower for small matrices, and
+    their sums depend on the number of threads, so that a replay on another machine could differ.
     """
     limit: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
     return limit

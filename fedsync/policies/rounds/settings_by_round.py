@@ -36,9 +36,7 @@ class RoundPolicy(Policy):
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
         """Return the ``learning_rate`` of a round's orders, and entries to add or replace in ``train_config``.
 
-        Args:
-            round: base version of the order plus one, the version of a punctual update.
-            learning_rate: ``local.learning_rate``.
+        ``round`` is the order's base version plus one. ``learning_rate`` is ``local.learning_rate``.
         """
 
 
