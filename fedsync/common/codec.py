@@ -37,9 +37,7 @@ _EXACT = 2.0**53
 
 
 class DecodeError(ValueError):
-    """Value that does not fit its type. ``problem`` is printable and short; ``place`` is the path of field names,
-    outermost first.
-    """
+    """Value that does not fit its type. ``problem`` is short and printable; ``place`` has field names, outer first."""
 
     def __init__(self, problem: str, place: tuple[str, ...] = ()) -> None:
         super().__init__(problem, place)

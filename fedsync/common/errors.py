@@ -61,8 +61,7 @@ def not_installed(place: str, library: str, extra: str) -> ConfigError:
 class ProtocolError(FedSyncError):
     """Invalid message from a peer: the sender, the failed check (as ``finite``) and the finding.
 
-    ``sender`` is a silo name, `SERVER`, `ADMINISTRATOR`, or a phrase with a space, as ``node 7``: no silo name has a
-    space.
+    ``sender`` is a silo name, `SERVER`, `ADMINISTRATOR`, or a phrase with a space, as ``node 7``.
     """
 
     def __init__(self, sender: str, check: str, detail: str) -> None:

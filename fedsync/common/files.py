@@ -32,9 +32,7 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a secret: mode 0600, atomically, and on disk on return. Raises `ConfigError` if the folder is open to
-    others, or the file cannot be written.
-    """
+    """Write a secret atomically, mode 0600; raises `ConfigError` on failure, or if the folder is open to others."""
     _check_folder(path.parent)
     write_atomically(path, data, OWNER_FILE)
 
@@ -91,7 +89,6 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
 
 @contextlib.contextmanager
 def writing(place: Path, remedy: str = "Check the folder, its permissions and the disk") -> Iterator[None]:
-    """Turn an `OSError` inside into a `ConfigError`: ``place`` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -128,9 +125,7 @@ def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree at any depth, even without permissions; links are not followed. Raises `OSError` if something
-    remains.
-    """
+    """Remove a tree, even without permissions; links are not followed. Raises `OSError` if something remains."""
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         done = subprocess.run([*command, "--", str(path)], capture_output=True, text=True, check=False)
         if not os.path.lexists(path):
@@ -139,7 +134,6 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_bytes(path: Path) -> int:
-    """Disk usage of a folder [bytes]; 0 if it is gone."""
     command = ["du", "--summarize", "--block-size=1", "--", str(path)]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return int(found[0]) if found else 0
@@ -156,8 +150,8 @@ def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], boo
 
 
 def read_private(path: Path, limit: int, missing: str = "Check the path") -> bytes:
-    """Read a secret of at most ``limit`` bytes; raises `ConfigError` if it is missing (with this remedy), no plain
-    file, too long, or another user could read or replace it.
+    """Read a secret of at most ``limit`` bytes. Raises `ConfigError` if it is missing (with this remedy), no plain file
+    or too long, or if another user could read or replace it.
     """
     try:
         # A link could lead to a file that others may write.
@@ -225,7 +219,7 @@ def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
 
 
 def settle_file(path: Path) -> None:
-    """Wait until a file and its name would survive a crash of the machine; raises `ConfigError` if the disk fails."""
+    """Wait until a file and its name would survive a crash of the machine; raises `ConfigError` on failure."""
     with writing(path):
         _sync(path)
         _sync(path.parent)

@@ -117,9 +117,8 @@ def fork(path: Path, command: Sequence[str], environment: Mapping[str, str], out
 def start_fork_server(
     path: Path, modules: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a fork server; it accepts requests at once, and answers after it has imported ``modules``.
-
-    ``path``: socket, at most 100 characters, in a folder that only its owner can enter. Raises `OSError` on failure.
+    """Start a fork server; it answers requests after it has imported ``modules``. ``path``: socket, at most 100
+    characters, in a folder that only its owner can enter. Raises `OSError` on failure.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
         listener.bind(str(path))

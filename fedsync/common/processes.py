@@ -45,7 +45,7 @@ class Child(Protocol):
         """Exit code, after a signal negative, or 1 for a fork of the fork server; None while the process runs."""
 
     def wait(self) -> int:
-        """Wait for the end of the process; return its exit code."""
+        """Return the exit code at the end of the process."""
 
 
 def start_apart(
@@ -72,7 +72,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def listen_error(host: str, port: int) -> OSError | None:
-    """Return the error with which a program would fail to listen on a TCP port, or None."""
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as probe:

@@ -118,7 +118,6 @@ def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
 
 def proxied(way: Way, environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Return variables that make an HTTP client use this route, and reach this machine directly."""
     if way.proxy is None:
         return unproxied(environment, way.host, *hosts)
     user, _, password = (way.proxy.credentials or "").partition(":")

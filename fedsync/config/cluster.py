@@ -218,9 +218,7 @@ class ClusterConfig(Section):
         return max(sum(silo.joins_at_s == 0 for silo in self.silos), 1)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the silos as plain values that read back the same, without defaults; identical silos in a row get a
-        ``count``.
-        """
+        """Return the silos as plain values that read back the same; consecutive identical silos get a ``count``."""
         groups: list[list[SiloConfig]] = []
         for silo in self.silos:
             if groups and _continues(groups[-1], silo):

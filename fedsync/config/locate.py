@@ -40,9 +40,7 @@ def locate(name: str | Path, kind: str = "") -> Path:
 
 
 def beside(file: Path, name: str, place: str) -> Path:
-    """Resolve ``name`` relative to the folder of ``file``; the result need not exist. Raises `ConfigError` at ``place``
-    if ``name`` is no valid path.
-    """
+    """Resolve ``name`` relative to the folder of ``file``; raises `ConfigError` at ``place`` for an invalid path."""
     try:
         return (file.resolve().parent / name).resolve()
     # ValueError: a null character; RuntimeError: a loop of symbolic links.

@@ -83,9 +83,8 @@ def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool
 
 
 def silo_noise(privacy: PrivacyConfig | None, rounds: int | None, members: int, colluding: int) -> SiloNoise | None:
-    """Return the noise on whole updates, or None, for ``rounds`` updates of a silo and ``members`` or more silos in a
-    sum, of which ``colluding`` have shares that do not count. Raises `ConfigError` if no share is left, or no noise
-    reaches the target.
+    """Return the noise on whole updates, or None. A sum has ``members`` or more silos; shares of ``colluding`` do not
+    count. Raises `ConfigError` if no share is left, or no noise reaches the target.
     """
     if privacy is None or privacy.kind != "silo-noise":
         return None

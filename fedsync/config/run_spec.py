@@ -156,9 +156,7 @@ class RunSpec(SparingSection):
 
     @classmethod
     def parse(cls, text: str) -> RunSpec:
-        """Parse the output of `dump`; raises `ProtocolError` for other text, because a run's one canonical text
-        identifies it.
-        """
+        """Parse the output of `dump`; raises `ProtocolError` for other text, because the text identifies a run."""
         try:
             spec = cls.model_validate_json(text)
         except ValidationError as error:

@@ -74,8 +74,7 @@ class ServerStartConfig(Section):
     """Port to listen on."""
 
     certificates: str | None = None
-    """Folder with ``ca.crt``, ``server.pem`` and ``server.key``, as `fedsync certs init` writes them. Keep ``ca.key``
-    elsewhere."""
+    """Folder of `fedsync certs init` with ``ca.crt``, ``server.pem`` and ``server.key``. Keep ``ca.key`` elsewhere."""
 
     insecure: bool = False
     """Whether to run without TLS and without authentication of silos, for a trial on one machine."""

@@ -151,8 +151,8 @@ class SiloStartConfig(Section):
 
     proxy: Annotated[str, Field(min_length=1)] | None = None
     """HTTP proxy for connections to the server, ``http://host:port``, or ``direct`` for none. The proxy must forward
-    TLS unchanged (``CONNECT``). Left out, the environment variables ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``
-    apply."""
+    TLS unchanged (``CONNECT``). Left out, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` of the environment apply.
+    """
 
     hub_hosts: list[str] = Field(default_factory=list)
     """Hosts at which a run's hub may be; the server names the hub's host when a run begins. Left out, only the
@@ -288,8 +288,8 @@ class SiloStartConfig(Section):
 
     @classmethod
     def load(cls, path: Path, *, connects: bool = True) -> Self:
-        """Read a silo's file with absolute paths; raises `ConfigError` for errors and for files and folders that do not
-        exist. With ``connects``, certificates and keys are needed too.
+        """Read a silo's file with absolute paths. Raises `ConfigError` if it is invalid, or if files and folders in it
+        do not exist; with ``connects``, also certificates and keys.
         """
         file = YamlFile.read(path)
         config = absolute(file.validate(cls), path, ("authority", "node_key", "state", "keys"))

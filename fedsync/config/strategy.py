@@ -91,7 +91,7 @@ class StrategyConfig(StrategySections):
         return config.model_copy(update={"task": config.task.relocated(relocated)})
 
     def with_policies(self, policies: Mapping[str, Policy]) -> StrategyConfig:
-        """Return a copy in which ready policies, which need not be registered, replace those of their sections. Raises
+        """Return a copy in which ready policies, registered or not, replace those of their sections. Raises
         `ConfigError` if a policy does not belong in its section, or does not fit the other sections.
         """
         known = ("predictor", "balancer", "barrier", "aggregation", "server_optimizer", "on_round")
@@ -105,7 +105,6 @@ class StrategyConfig(StrategySections):
         return self._with("policies", policies, "Choose policies that fit the strategy")
 
     def told(self, train: Mapping[str, Any], evaluate: Mapping[str, Any]) -> StrategyConfig:
-        """Copy with further entries for users' code; raises `ConfigError` if one is invalid."""
         told = self._with("train_config", {"train_config": {**self.train_config, **train}})
         return told._with("evaluate_config", {"evaluate_config": {**self.evaluate_config, **evaluate}})
 
@@ -125,9 +124,8 @@ class StrategyConfig(StrategySections):
         return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Sequence[str], file: str = "the silo file") -> None:
-        """Raise `ConfigError` if the strategy cannot run with silos of these ``names``: a name is not listed in
-        ``silos``, a listed silo is not available, or silos are too few. ``file``, the source of the names, is for the
-        error.
+        """Raise `ConfigError` if the strategy cannot run with silos of these ``names``, which ``file`` gives: a name is
+        not listed in ``silos``, a listed silo is not available, or silos are too few.
         """
         for name in names:
             if self.silos is not None and name not in self.silos:

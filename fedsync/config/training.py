@@ -158,8 +158,8 @@ class LocalConfig(Section):
         return given
 
     def solver(self, task: TaskSection) -> Solver:
-        """Return the effect of local steps, for aggregation that normalises updates. A step of statistics pulls them by
-        ``learning_rate``, as ``proximal`` does.
+        """Return the solver, for normalised updates. Steps of statistics pull by ``learning_rate``, as ``proximal``
+        does.
         """
         if task.additive:
             return Solver(pull=self.learning_rate * (1 + self.proximal))

@@ -104,7 +104,7 @@ class Coordinator:
 
     @property
     def able(self) -> bool:
-        """Whether the run can progress: a silo that does not fail every order is present or expected."""
+        """Whether the run can progress: enough silos are present that do not fail, or others are expected."""
         state, least = self._state, self._policies.least
         expected = any(each.expects for each in state.extensions.values())
         return state.closing is not None or expected or state.failures.able(state.silos, least)

@@ -70,8 +70,7 @@ class Progressed:
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """Answer to an `Evaluate` action; ``evaluation`` is None if it failed, or if metrics are encrypted (sealed
-    figures). With sealed figures, ``pooled`` holds the metrics that the silo decrypted from the commits sent with the
-    model.
+    figures). With sealed figures, ``pooled`` holds the metrics that the silo decrypted from commits.
     """
 
     at_s: float

@@ -1,8 +1,7 @@
 """Journal of a run: log of every batch of events, with the coordinator's actions and reason.
 
 A journal is JSON lines. The first line is a header with the format number and the data to rebuild the coordinator.
-Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Runs with equal events and actions have equal
-bytes.
+Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Equal runs have equal bytes.
 """
 
 from __future__ import annotations
@@ -116,8 +115,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def replay(entries: Iterable[JournalEntry], coordinator: Handler) -> Iterator[JournalEntry]:
-    """Feed recorded events to a fresh coordinator and yield its entries, which equal ``entries`` if the decisions
-    agree.
-    """
+    """Feed recorded events to a fresh coordinator and yield its entries: the same as ``entries`` if decisions agree."""
     for entry in entries:
         yield coordinator.handle(entry.events, entry.at_s)

@@ -58,10 +58,8 @@ def release(
     now_s: float,
     actions: list[Action],
 ) -> None:
-    """Give each released silo, and each silo that may queue, an order based on the newest version.
-
-    Raises `PolicyError` if a released silo is not idle, or a silo that queues does not have exactly one order.
-    ``recent`` journal entries are for errors.
+    """Give an order based on the newest version to each released silo, and to each silo that may queue. Raises
+    `PolicyError` if a released silo is not idle, or a silo that queues does not have exactly one order.
     """
     chosen = (*verdict.release, *verdict.queue)
     if not chosen:

@@ -124,7 +124,7 @@ class WorkOrder:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Means over a few consecutive local steps; None if not reported.
+    """Means over a few consecutive local steps; ``cpu`` and ``memory`` are None if not reported.
 
     Args:
         speed: samples per second over the compute part.
@@ -167,7 +167,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Quality of a model ``version`` over a split of several silos; None if no silo reports it.
+    """Quality of a model ``version`` over a split of several silos; numbers that no silo reports are None.
 
     Accuracy is the share of correct predictions, or the mean of another score of the task; higher is better. The loss
     is a mean. ``metrics`` are the metrics of `fedsync.evaluation.metrics` by name, from the pooled sums of the silos.

@@ -31,8 +31,8 @@ class SpeedSample:
 
     Args:
         speed: samples per second over the compute part.
-        cpu: share of processors available to the trainer, 0..1, or None if not reported; see `Window`.
-        memory: memory pressure, 0..1, or None if not reported.
+        cpu: share of processors available to the trainer, 0..1, as in `Window`; None if not reported.
+        memory: memory pressure, 0..1, as in `Window`; None if not reported.
         windows: the order in short pieces, or empty; for predictors that learn.
         known: inputs of the forecast of this speed, for predictors that score their forecasts; None if there was none.
     """
@@ -47,8 +47,8 @@ class SpeedSample:
 class Predictor(Protocol[S]):
     """Predictor of a silo's speed from observations. State ``S`` is a picklable value; each silo has its own state.
 
-    ``observe`` and ``forecast`` are cheap and never train. ``learn`` trains if `unlearned`; the driver calls it in
-    spare time.
+    ``observe`` and ``forecast`` are cheap and never train. ``learn`` trains; the driver calls it in spare time if
+    `unlearned`.
     """
 
     @property
@@ -62,7 +62,6 @@ class Predictor(Protocol[S]):
 
     def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None:
         """Return the predicted mean speed of the next order [samples/s], or None before the first observation.
-
         ``drivers`` are the newest known resources of the machine, or None.
         """
 

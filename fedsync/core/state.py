@@ -121,7 +121,6 @@ class CoordinatorState:
     Args:
         forecasts: forecasts of all silos that ever joined.
         version: model version; raised by commits and rollbacks.
-        pending: updates that wait for a commit, by identifier.
         found_caps: largest batch that worked after running out of memory, by silo.
         leaders: best versions by each rule of the run.
         claims: pooled figures by silo under sealed figures; see `fedsync.evaluation.metric_votes`.
@@ -132,7 +131,7 @@ class CoordinatorState:
         sums_ordered: number of these questions whose encrypted sums were ordered or skipped, under sealed figures.
         final_version: version at the end of training.
         awaiting: silos that have not answered the newest question of the final evaluation.
-        halted: identifier of the last halted order, by silo.
+        halted: update id of the last halted order, by silo.
         alarms: times at which the barrier is called again, earliest last.
     """
 
@@ -232,7 +231,6 @@ class CoordinatorState:
 
     @property
     def evaluated(self) -> bool:
-        """Whether an update, running or pending, contains an evaluation of the newest version."""
         waiting = any(meta.base_version == self.version for meta in self.pending.values())
         return waiting or self.scores.under_way(self.version)
 

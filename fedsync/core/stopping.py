@@ -131,9 +131,7 @@ class Passes:
             self._unfinished -= 1
 
     def add(self, silo: str, examples: int, samples: int, loss: float | None) -> None:
-        """Count ``samples`` and their mean training loss (None if sealed), and check if all passes are complete. A silo
-        that `leave` removed is added again.
-        """
+        """Count ``samples`` and their mean training loss (None if sealed); check if all passes are complete."""
         if silo not in self._since:
             self.join(silo, examples)
         mine = self._since[silo]

@@ -216,7 +216,6 @@ class Roster(dict[str, SiloView]):
 
     @property
     def views(self) -> dict[str, SiloView]:
-        """Name -> view as a plain dictionary, for checkpoints."""
         return dict(self)
 
     @views.setter

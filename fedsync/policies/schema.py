@@ -101,9 +101,7 @@ class Settings:
 
     @property
     def symmetric(self) -> bool:
-        """Whether permuting silos permutes the actions, so that names do not matter; ties may follow join order. Names
-        matter if a part draws by name.
-        """
+        """Whether permuting silos permutes the actions: False if a part draws by name. Ties may follow join order."""
         return all(part.symmetric for part in self._parts())
 
     @property

@@ -206,9 +206,7 @@ def can_own_namespaces() -> bool:
 
 
 def own_sources() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the folders that a confined process must read to run FedSync, and folders that it must list, if a package
-    is imported from its sources.
-    """
+    """Return the folders that a confined process must read to run FedSync, and those that it must list."""
     package = Path(fedsync.__file__).resolve().parent
     listed = tuple(Path(each) for each in sys.path if each and package.parent == Path(each).resolve())
     return program_folders([package]), listed
@@ -334,9 +332,7 @@ def _done(result: int, what: str) -> int:
 
 
 def program_folders(packages: Iterable[Path] = ()) -> tuple[Path, ...]:
-    """Return the paths of Python, its packages and the files that system libraries read, and of packages in
-    development.
-    """
+    """Return the paths of Python, its packages, and files that system libraries read, and ``packages`` elsewhere."""
     own = [Path(each).resolve() for each in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable)]
     system = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/proc", "/dev/null", "/dev/urandom", "/dev/random"]
     settings = ["ld.so.cache", "ld.so.preload", "localtime", "hosts", "host.conf", "nsswitch.conf", "resolv.conf"]

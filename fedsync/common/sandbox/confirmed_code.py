@@ -50,9 +50,7 @@ Check = Callable[[Path, bytes], None]
 
 
 def code_below(root: Path) -> dict[str, str]:
-    """SHA-256, hexadecimal, of every Python file below a folder, by relative path; raises `ConfigError` for too many
-    files.
-    """
+    """SHA-256, hexadecimal, of the Python files below a folder, by relative path; raises `ConfigError` on failure."""
     found: dict[str, str] = {}
     entries = 0
     for folder, inner, names in os.walk(root):

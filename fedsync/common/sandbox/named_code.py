@@ -41,8 +41,8 @@ _NAME = "fedsync_file_"
 
 
 def function_of(name: str, key: str) -> Callable[..., Any]:
-    """Return the function ``module:name``, for the user who starts a run. Raises `OwnerRefusal` if this process has an
-    owner, and `ConfigError` if there is no such function.
+    """Return the function ``module:name``. Raises `ConfigError` if it is missing, and `OwnerRefusal` at a silo with an
+    owner.
     """
     if os.environ.get(ALLOWED):
         problem = f"the run names the function {name!r}, and silos call no functions that a run names"
@@ -155,8 +155,8 @@ def _admit(here: Path, root: Path, call: str) -> Check | None:
 
 
 class _Neighbours:
-    """Import path of the modules beside a task's file, for one folder at a time: modules have bare names, so modules of
-    two folders could be confused.
+    """Import path of the modules beside a task's file, for one folder at a time: the bare names of modules in two
+    folders could be confused.
     """
 
     def __init__(self) -> None:

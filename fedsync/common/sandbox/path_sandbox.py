@@ -3,7 +3,7 @@
 The server chooses the paths in a run, and a path may be a link or another name of a protected file. So the path is
 resolved first, and the file is then opened part by part from the data folder on, without following links. The opened
 file must be a plain file outside closed folders, and no hard link of a file in a closed folder. Emulated silos have no
-owner, and no such limit.
+limit.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Files that runs may read: ``below`` these files and folders, except ``never`` these. All paths are absolute and
-    without links.
+    """Files that runs may read: files in ``below``, except files in ``never``. Both have absolute paths of files and
+    folders, without links.
     """
 
     below: tuple[str, ...] = ()
@@ -59,8 +59,8 @@ class Fence:
             raise
 
     def ways(self) -> tuple[Path, ...]:
-        """Paths that together hold all readable files; a folder with a closed part is replaced by its present open
-        parts.
+        """Paths that together hold all readable files. A folder with a closed part is replaced by its open parts,
+        without parts that are added later.
         """
         return tuple(way for each in self.below for way in self._open_parts(Path(each)))
 
@@ -105,9 +105,7 @@ class Fence:
 
 
 def open_data(path: str | Path) -> BinaryIO:
-    """Open a file that a run names, within this process's fence, if any. Raises `OwnerRefusal` if runs may not read the
-    file, and `OSError` if it cannot be opened.
-    """
+    """Open a file that a run names; raises `OwnerRefusal` outside this process's fence, and `OSError` on failure."""
     fence = fence_here()
     return Path(path).open("rb") if fence is None else fence.open(path)
 
@@ -126,7 +124,6 @@ def _fence(text: str) -> Fence | None:
 
 
 def _walk(folder: str, parts: tuple[str, ...], closed: frozenset[_Place], path: str | Path) -> int:
-    """Open a file part by part below a folder, without following links; return its descriptor."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     # A path alone: in the room a named file may be read, and the folder that it lies in may not.
     way = os.O_PATH | os.O_DIRECTORY

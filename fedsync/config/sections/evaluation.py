@@ -63,8 +63,8 @@ class TargetConfig(Section):
         return self
 
     def build(self, metrics: Sequence[AnyMetric]) -> Target:
-        """Return the rule; raises `ConfigError` if the run does not compute the metric, the bound is in the wrong
-        direction, or no value of the metric reaches it, or every value does.
+        """Return the rule. Raises `ConfigError` if the run does not compute the metric, the bound is in the wrong
+        direction, or no value of the metric, or every value, reaches the bound.
         """
         place, higher = "stop.target", is_higher(self.metric, metrics, "stop.target.metric")
         bound = self.at_least if higher else self.at_most
@@ -252,7 +252,6 @@ class StopConfig(Section):
 
 
 def unreachable(target: float, task: TaskSection) -> tuple[str, str] | None:
-    """Problem and remedy of a target accuracy that the task cannot reach; None if it can."""
     match task.scores:
         case "share" if not 0 < target <= 1:
             what, remedy = "a share of right answers", "write a number greater than 0 and at most 1"

@@ -115,7 +115,6 @@ class SurvivalConfig(Section):
         return SurvivalTrainer(site.name, site.index, self.form(of, slots), rows, options, task.table(slot))
 
     def _covariates(self, of: CsvConfig) -> list[tuple[str, int | None, str | None]]:
-        """Column, number and name of the category that is 1; None for numbers."""
         found: list[tuple[str, int | None, str | None]] = []
         for name in self.covariates:
             categories = of.columns[name].categories if name in of.columns else []

@@ -13,8 +13,7 @@ class Curve:
     """Seconds of one local step as a function of batch size, plus the overhead of an order.
 
     A step takes ``launch_s + max(batch, saturation) / speed``, which is ``max(c, a + b x)``. With launch_s and
-    saturation 0 it is the linear curve of CPU silos; otherwise the affine curve of accelerators, flat until the device
-    is saturated.
+    saturation 0 it is the linear curve of CPU silos; otherwise the affine curve of accelerators, flat up to saturation.
 
     Args:
         speed: samples per second once saturated (v).

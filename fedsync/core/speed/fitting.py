@@ -135,10 +135,8 @@ class CurveBook:
         return fit.speed * step_s / batch if len(fit.groups) > 1 else 1.0
 
     def curve(self, name: str, speed: float) -> Curve:
-        """Return the curve of a silo with this forecast speed [samples/s].
-
-        The overhead is the median of the last three orders: one outlier changes nothing. Of two orders the newer
-        counts, because the first includes loading.
+        """Return the curve of a silo with this forecast speed [samples/s]. The overhead is the median of the last three
+        orders; of two the newer, because the first order includes loading.
         """
         overheads = self._overheads.get(name)
         overhead_s = 0.0 if overheads is None else sorted(overheads)[1] if len(overheads) == 3 else overheads[-1]

@@ -37,9 +37,7 @@ class Forecasts:
         self._curves = CurveBook(None if self.declared else self.fitter)
 
     def first(self, name: str, facts: SiloFacts) -> Curve | None:
-        """Return the forecast for a silo that has joined, or None. Raises `ConfigError` if a required speed is not
-        declared.
-        """
+        """Return the forecast for a silo that has joined, or None; raises `ConfigError` for a missing declaration."""
         if not self.declared:
             return self._curve(name, self._states[name]) if name in self._states else None
         if facts.declared_speed is None:

@@ -48,8 +48,7 @@ class Sizing:
     Args:
         work: work of every silo without balancing.
         balancer: divides the total; None keeps ``work`` for every silo (FedAvg).
-        floor: smallest batch of a silo [samples].
-        cap: largest batch of a silo [samples], or None.
+        floor, cap: smallest and largest batch of a silo [samples].
         adaptive: replaces ``balancer``; uses the durations of earlier rounds, see `Adaptation`.
         certain: speeds are declared, so any predicted gain counts.
         within: largest allowed ratio between the work of two silos; None for no limit.
@@ -76,9 +75,8 @@ class Sizing:
         self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], state: Any = None
     ) -> dict[str, LocalWork]:
         """Return the work of every connected silo, by name; a silo without a forecast counts as the median silo.
-
-        ``found_caps`` are the largest batches found after running out of memory [samples]. ``state`` is the adaptive
-        balancer's; None stands for its first state.
+        ``found_caps``: largest batches found after running out of memory [samples]. ``state``: of the adaptive
+        balancer.
         """
         caps, floors = self._caps(silos, found_caps), [self._floor(silo) for silo in silos.values()]
         batches = [min(self.work.batch_size, cap) for cap in caps]
@@ -131,10 +129,8 @@ class Sizing:
     def _comparable(
         self, plan: Callable[[int, Bounds], NDArray[np.int64]], total: int, bounds: Bounds, curves: Sequence[Curve]
     ) -> NDArray[np.int64]:
-        """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it.
-
-        Of several evenly spaced narrow bands, the band in which the slowest silo ends first is chosen; without curves,
-        the band with the smallest floor.
+        """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it. Of
+        evenly spaced narrow bands, the band in which the slowest silo ends first wins; without curves, the lowest.
         """
         sizes = plan(total, bounds)
         if self.within is None or sizes.max() <= self.within * sizes.min():
@@ -252,7 +248,6 @@ class Adaptation:
     def advance(
         self, version: int, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], actions: list[Action]
     ) -> bool:
-        """Call the balancer if a release from ``version`` begins a round; return whether it does."""
         if self.sizing.adaptive is None or version == self.version:
             return False
         self.version = version

@@ -59,7 +59,7 @@ class Normalised:
 @register("fednova")
 @dataclass(frozen=True, slots=True)
 class FedNova(DiscountedPolicy):
-    """Weighted mean of the updates, each divided by its silo's progress (`Normalised`), for unequal step counts."""
+    """Weighted mean of the updates, each divided by its silo's progress, for unequal numbers of steps."""
 
     weight: weighting.Share = "examples"
     """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,

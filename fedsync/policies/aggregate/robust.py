@@ -1,6 +1,4 @@
-"""Aggregations that resist wrong updates of a few silos: median, trimmed mean and Krum. They compare single updates, so
-updates must be unencrypted.
-"""
+"""Aggregations that resist a few silos' wrong updates; they compare single updates, which must be unencrypted."""
 
 from __future__ import annotations
 

@@ -202,9 +202,7 @@ class AggregationPolicy(Policy):
         return 1
 
     def combiner(self) -> Combiner | None:
-        """Return a new combiner per run, which computes the change from single unencrypted updates; None to add them
-        up.
-        """
+        """Return a new combiner per run, which computes the change from unencrypted updates; None to add them up."""
         return None
 
     @abstractmethod

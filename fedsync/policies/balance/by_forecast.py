@@ -132,7 +132,6 @@ class CurveTimes:
 
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> CurveTimes:
-        """Return step times without overhead; raises `ValueError` for values that are not finite, or a speed <= 0."""
         table = np.array([(c.speed, c.launch_s, c.saturation) for c in curves], dtype=np.float64).reshape(-1, 3)
         if not (np.isfinite(table).all() and (table[:, 0] > 0).all()):
             raise ValueError(f"speeds must be finite and positive, and times finite, not {table}")

@@ -40,7 +40,6 @@ class Search:
     Args:
         sizes: batch size of each silo in the current round [samples].
         rounds: seconds of each silo per round, the newest last; at most the longest window.
-        fine: whether the search is in its fine-tune phase.
         reported: stragglers that were reported because their batch cannot shrink.
     """
 
@@ -107,10 +106,7 @@ class LeaderStraggler(SharingBalancer):
         return now, ()
 
     def plan(self, state: Search, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, within bounds and summing to ``total``, as close to ``state.sizes`` as possible.
-        A silo that the state does not know starts at the mean. Raises `ConfigError` if the bounds cannot hold
-        ``total``.
-        """
+        """Sizes as `Balancer.plan`, as close to ``state.sizes`` as possible; an unknown silo starts at the mean."""
         mean = total // len(names)
         wanted = np.array([state.sizes.get(name, mean) for name in names], dtype=np.int64) // self.multiple
         return in_multiples(self.multiple, total, bounds, lambda count, units: _nearest(wanted, count, units))
@@ -120,7 +116,6 @@ class LeaderStraggler(SharingBalancer):
         return dict(zip(seen.names, sizes.tolist(), strict=True))
 
     def _pair(self, now: Search, seen: RoundSeen, step: int) -> tuple[str, str] | None:
-        """Return leader and straggler of the last round, ties to the first in order; None without a pair."""
         known = [name for name in seen.names if name in seen.seconds]
         caps = dict(zip(seen.names, seen.bounds.cap.tolist(), strict=True))
         able = [
@@ -163,8 +158,7 @@ class SpendEvenly(SharingBalancer):
     Large budgets end first with noise multipliers below about 1.5 and high rates, where q² is too little. Silos of
     unequal steps, or a barrier that ends orders early, also make budgets end at different rounds.
 
-    The server sees no silo's ledger, so subtract what other runs have spent from the numbers given here. Each silo's
-    own ledger decides.
+    The server sees no silo's ledger, so subtract what other runs have spent from these numbers. The ledgers decide.
 
     Source: Bun and Steinke 2016 (arXiv:1605.02065), proposition 1.3; for sampling, Mironov et al. 2019
     (arXiv:1908.10530), whose divergence grows with q² to leading order.

@@ -33,8 +33,7 @@ class ClimbingState:
     Args:
         seen: rounds of the current phase.
         longer, shorter: scores of the trials of the next longer and shorter interval, oldest first.
-        rest: rounds until the next trial.
-        pause: rounds of rest after the next trial.
+        rest: rounds until the next trial; ``pause`` after the next trial.
         up: whether the next trial takes the longer interval, if both are possible.
     """
 
@@ -153,8 +152,6 @@ def score(before: float, during: float, after: float) -> float:
 
 
 def relative_rate(rounds: tuple[IntervalRound, ...]) -> float:
-    """Decrease of the loss's logarithm per elapsed second, over rounds with one interval. Cross entropy and squared
-    error are positive; a loss below 1e-12 counts as 1e-12.
-    """
+    """Decrease of the loss's logarithm per elapsed second; a loss below 1e-12 counts as 1e-12."""
     first, last = (max(one.loss, 1e-12) for one in (rounds[0], rounds[-1]))
     return math.log(first / last) / sum(one.seconds for one in rounds[:-1])

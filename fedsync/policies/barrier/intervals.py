@@ -118,8 +118,7 @@ class HalvingInterval(IntervalPolicy[HalvingState]):
     rest of the run. With one extra round per gain, the search costs ``2 + (factor + 1) log(eta_0 / eta*)`` rounds.
 
     The comparison assumes that the loss falls linearly, so it misjudges wherever the decrease slows down;
-    `FittedInterval` does not. The paper searches again when the environment changes, without a test for a change. Here
-    the search runs once.
+    `FittedInterval` does not. The paper searches again when the environment changes; here the search runs once.
 
     Source: FSP, section 3.3, "Recursive Binary Searching", figure 2a.
     """
@@ -192,7 +191,6 @@ class FittingState:
         single: (eta, gain per second) of the trial with eta, None before it.
         fit: line of the current stage; None in a trial, or if no line could be fitted.
         eta: training time of a round in the stage [s].
-        in_stage: whether the trials are over.
         cost_s: phi, mean over ``rounds`` rounds.
     """
 
@@ -272,9 +270,7 @@ class FittedInterval(IntervalPolicy[FittingState]):
     def _begin_stage(
         self, state: FittingState, single: tuple[float, float], double: tuple[float, float]
     ) -> FittingState:
-        """Fit the line, or take the better trial if both had the same eta (all data finished early), or neither reduced
-        the loss.
-        """
+        """Fit the line, or take the better trial if both had the same eta, or neither reduced the loss."""
         fit = None
         eta, rate = max(single, double, key=lambda point: point[1])
         if rate > 0 and abs(double[0] - single[0]) > 1e-3 * single[0]:

@@ -89,9 +89,7 @@ def told_as(kind: str, hook: str, own: object) -> Iterator[None]:
 
 
 class FeaturePolicy(Policy):
-    """Optional feature of a run, with its settings: it influences the run (`build`), reacts to its decisions
-    (`listener`), or both.
-    """
+    """Optional feature of a run: it influences the run (`build`), reacts to its decisions (`listener`), or both."""
 
     section = "extension"
 

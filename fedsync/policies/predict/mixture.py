@@ -96,7 +96,6 @@ class Mixture(PredictorPolicy[MixtureState]):
         return any(expert.unlearned(inner) for expert, inner in zip(self.experts, state.states, strict=True))
 
     def learn(self, state: MixtureState, epochs: int) -> MixtureState:
-        """Train one expert with due training, for at most ``epochs`` epochs; the experts take turns."""
         count = len(self.experts)
         for index in ((state.turn + ahead) % count for ahead in range(count)):
             expert, inner = self.experts[index], state.states[index]

@@ -49,12 +49,10 @@ class Model:
     high: float
 
     def speed(self, inputs: list[float]) -> float:
-        """Return the output for one row of inputs, before any correction [samples/s]."""
         x = np.array(inputs)
         return float(self.out @ np.tanh(self.layer @ x + self.bias) + self.straight @ x) + self.constant
 
     def speeds(self, x: Floats) -> Floats:
-        """Return outputs [n] for inputs [n, inputs]."""
         given: Floats = np.tanh(x @ self.layer.T + self.bias) @ self.out + x @ self.straight + self.constant
         return given
 
@@ -64,9 +62,8 @@ class NarxState:
     """State of one silo.
 
     Args:
-        average: moving average of the orders' speeds, used until there is a model; None before the first.
-        rows: newest windows, float64 [n, 3]: speed, cpu, memory.
-        seen: number of observed windows.
+        average: moving average of the orders' speeds, used until there is a model.
+        rows: newest of the ``seen`` windows, float64 [n, 3]: speed, cpu, memory.
         length: number of windows of the last order.
         start: initial parameters from another silo, or None.
         correction: addition to the model's output [samples/s].
@@ -108,8 +105,7 @@ class Narx(PredictorPolicy[NarxState]):
       with another silo's weights), and whenever its own recent error is less than the model's.
     - *Guard*: each speed stays within a factor of 1.5 of the range of nearly all remembered speeds and the last two.
 
-    Training continues after ``renew`` more windows, with early stopping on the held-out newest fifth of the remembered
-    windows.
+    Training continues after ``renew`` more windows, with early stopping on the held-out newest fifth of the windows.
 
     Source: LB-BSP, sections 3.2.2 (equation 4), 4 (online training) and 5.4.1.
     """
@@ -281,7 +277,6 @@ def _fold(training: Training, mean: Floats, scale: Floats, y: Floats) -> Model:
 
 
 def _follow(given: Floats, y: Floats, gain: float, limit: float, held: int) -> tuple[float, float]:
-    """Return the mean squared error of corrected outputs over the last ``held`` windows, and the final correction."""
     correction, squares, first = 0.0, 0.0, len(y) - held
     for index, (output, speed) in enumerate(zip(given.tolist(), y.tolist(), strict=True)):
         error = speed - output - correction
@@ -292,7 +287,6 @@ def _follow(given: Floats, y: Floats, gain: float, limit: float, held: int) -> t
 
 
 def _corrected(model: Model, correction: float, rows: Floats) -> float:
-    """Return the correction after the newest windows; ``rows`` also holds the two windows before them."""
     if model.gain == 0.0:
         return 0.0
     x, y = _table(rows)

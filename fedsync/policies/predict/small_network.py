@@ -75,12 +75,10 @@ class Training:
     """Training in progress.
 
     Args:
-        x: inputs, float64 [n, inputs], about standard normal.
-        y: targets, float64 [n], about standard normal.
-        held_x: inputs of the held-out samples, for early stopping.
+        x, held_x: inputs, float64 [n, inputs], about standard normal; held-out samples are for early stopping.
+        y, held_y: targets, float64 [n], about standard normal.
         damping: of Levenberg and Marquardt, relative to n.
-        best: parameters with the least loss on the held-out samples.
-        stale: passes since ``best``.
+        best: parameters with the least loss on the held-out samples, ``stale`` passes ago.
     """
 
     x: Floats
@@ -98,7 +96,7 @@ class Training:
 
 
 def improve(training: Training) -> Training:
-    """Make one step of Levenberg and Marquardt over all samples, with the damping raised until the loss falls."""
+    """Make one step of Levenberg and Marquardt over all samples; the damping rises until the loss falls."""
     parameters, damping, x, y = training.parameters, training.damping, training.x, training.y
     given, active = outputs(parameters, training.hidden, x)
     error = given - y

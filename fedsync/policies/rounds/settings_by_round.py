@@ -34,9 +34,8 @@ class RoundPolicy(Policy):
 
     @abstractmethod
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
-        """Return the ``learning_rate`` of a round's orders, and entries to add or replace in ``train_config``.
-
-        ``round`` is the order's base version plus one. ``learning_rate`` is ``local.learning_rate``.
+        """Return the ``learning_rate`` of a round's orders, and entries to add or replace in ``train_config``. The
+        ``round`` of an order is its base version plus one; ``learning_rate`` is ``local.learning_rate``.
         """
 
 

@@ -115,7 +115,6 @@ class Absp(BarrierPolicy[AbspState]):
 
     @staticmethod
     def _processed(planned: Mapping[str, int], busy: list[str], view: ClusterView) -> float:
-        """R_p: processed samples / planned samples, both over the silos with an update or an order in work."""
         done = sum(meta.samples for meta in view.pending.values())
         total = sum(planned.get(meta.silo, meta.samples) for meta in view.pending.values())
         for name in busy:
@@ -127,7 +126,6 @@ class Absp(BarrierPolicy[AbspState]):
 
 
 def begin(view: ClusterView) -> tuple[dict[str, int], Verdict]:
-    """Begin a superstep once no silo is busy; return the samples per order, by silo, and the verdict."""
     planned = {name: view.work[name].steps * view.work[name].batch_size for name in view.silos}
     commit = tuple(view.pending) if view.silos else ()
     reason = f"all {len(commit)} updates are in" if commit else f"{len(planned)} silos begin"
@@ -240,7 +238,6 @@ class OnTime(BarrierPolicy[OnTimeState]):
 
     @staticmethod
     def _speed(state: OnTimeState, name: str, order: WorkOrder, forecast: Curve | None) -> float:
-        """Speed of a busy silo in this round [samples/s]; 0 if unknown."""
         if name in state.heard:
             steps, at_s = state.heard[name]
             # On average the silo is half through its current step.

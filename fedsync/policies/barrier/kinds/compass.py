@@ -14,8 +14,8 @@ No silo waits for ever: a group ends when none of its silos is busy, or at its l
 its group. A late silo belongs to no group: it continues at once, and its update waits for the next commit.
 
 The authors' scheduler (APPFL, ``CompassScheduler``) gives an unknown silo ``max_steps``, prefers the younger of two
-groups that allow equally many steps, and scales overhead with the steps. A late arrival there may delete a group whose
-other silos then wait for ever.
+groups that allow equally many steps, and scales overhead with the steps. There, a late arrival may delete a group,
+whose other silos then wait for ever.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ class Compass(BarrierPolicy[CompassState]):
 
     @staticmethod
     def _close(state: CompassState, view: ClusterView) -> tuple[list[ArrivalGroup], frozenset[str], bool]:
-        """Return the open groups, the late silos, and whether a group with an arrived member has ended."""
         sent = {meta.silo for meta in view.pending.values()}
         working = {name for name, silo in view.silos.items() if silo.order is not None}
         groups: list[ArrivalGroup] = []
@@ -168,7 +167,6 @@ class Compass(BarrierPolicy[CompassState]):
         return SiloPace(silo.forecast.step_s(view.work[name].batch_size), silo.overhead_s)
 
     def _join(self, groups: list[ArrivalGroup], pace: SiloPace, now_s: float) -> tuple[int | None, int]:
-        """Return the index of the group that allows the most steps, and the steps; (None, 0) if no group fits."""
         best, most = None, 0
         for index, group in enumerate(groups):
             steps = pace.steps(group.expected_s - now_s)

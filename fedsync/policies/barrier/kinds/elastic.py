@@ -81,11 +81,9 @@ class SyncPoint:
 def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
     """Choose one step end per silo with the least spread; ties by the module's three rules.
 
-    Args:
-        ends: predicted ends of the next R steps, shape [n, R], float or int, ascending along R; any unit of time.
-        method: a key of `METHODS`. Heuristics return a valid point, not always the least waiting.
-
-    Raises `ValueError` if ``method`` is ``naive`` and R^n exceeds `NAIVE_LIMIT`.
+    ``ends``: predicted ends of the next R steps, shape [n, R], float or int, ascending along R. ``method``: a key of
+    `METHODS`; heuristics do not always find the least waiting. Raises `ValueError` if ``method`` is ``naive`` and R^n
+    exceeds `NAIVE_LIMIT`.
     """
     table = np.asarray(ends)
     steps = _search(method)(table)
@@ -124,8 +122,7 @@ class Elastic(BarrierPolicy[None]):
 
     It chooses one end per silo so that ``max - min`` is least, the earliest on ties (`find_sync_point`). Step times
     come from the forecasts, overheads from each silo's last order. An unmeasured silo counts as the median of the
-    measured silos. While no silo is measured, all silos do the configured number of steps: the paper's monitoring
-    phase.
+    measured silos. While no silo is measured, all silos do the configured number of steps.
 
     In the paper, a step pushes its gradients, so a barrier costs only waiting. Here each superstep also pays for one
     model transfer each way, so each silo does at least ``floor`` steps; the paper's rule is 1.

@@ -64,12 +64,8 @@ class WaitFor(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Time of one silo's order besides training.
-
-    Args:
-        clock: `SiloView.clock` at the last measurement.
-        seconds: moving average over the silo's orders, without the first once there is a second [s].
-        orders: number of measured orders.
+    """Time of one silo's order besides training: moving average over ``orders`` orders, without the first once there is
+    a second [s]. ``clock`` is `SiloView.clock` at the last measurement.
     """
 
     clock: int
@@ -85,7 +81,6 @@ class FspRound:
         patience_s: time at which missing updates of silos with a known overhead are late.
         members: silos that got an order in the round.
         awaited: members to wait for after the deadline.
-        halted: whether the busy silos have been told to stop.
     """
 
     begin_s: float

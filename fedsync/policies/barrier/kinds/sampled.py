@@ -86,7 +86,7 @@ class Sampling(Choice):
 
     def draw(self, pools: Pools, size: int, view: ClusterView, silo: str, ticks: int, keeps: bool) -> tuple[str, ...]:
         """Draw ``size`` (beta) of the silos other than ``silo``, which has done ``ticks`` orders; all if there are
-        fewer. O(size). With ``keeps``, the sample stays the same across model versions.
+        fewer. With ``keeps``, the sample stays the same across model versions. O(size).
         """
         coordinates = silo if keeps else f"{view.version}/{silo}"
         key = derive_seed(view.seed, Stream.SAMPLE, coordinates, 0 if self is Sampling.BASIC else ticks)
@@ -101,10 +101,8 @@ class Sampling(Choice):
 
 
 def _few(names: Sequence[str], size: int, but: str, key: int) -> tuple[str, ...]:
-    """Draw ``size`` of ``names`` without ``but``, uniformly without replacement; all if there are no more.
-
-    Each hash of (key, 0), (key, 1) and so on gives eight positions: faster than setting up a generator for small
-    samples.
+    """Draw ``size`` of ``names`` without ``but``, uniformly without replacement; all if there are no more. Each hash
+    gives eight positions: faster than setting up a generator for small samples.
     """
     if 2 * size >= len(names):
         others = [name for name in names if name != but]
@@ -211,7 +209,6 @@ class Sampled(BarrierPolicy[SampledState]):
         return SampledState()
 
     def decide(self, state: SampledState, view: ClusterView) -> tuple[SampledState, Verdict]:
-        """Decide in O(n), and O(beta) per waiting silo; ``grouped`` takes O(n log n) for all waiting silos together."""
         if view.pending:
             return state, commit_next(view)
         clocks = advance(state.clocks, view)
@@ -245,9 +242,7 @@ class Sampled(BarrierPolicy[SampledState]):
 
 
 def _behind(names: tuple[str, ...], clocks: Clocks, least: int) -> tuple[str, ...]:
-    """Return ``names`` from the first present silo that has done fewer than ``least`` orders. Only the first name is
-    checked while it lags, so a decision is O(n) for any number of waiting silos.
-    """
+    """Return ``names`` from the first present silo with fewer than ``least`` orders. O(1) while it lags."""
     for index, name in enumerate(names):
         tick = clocks.present.get(name)
         if tick is not None and tick.ticks < least:

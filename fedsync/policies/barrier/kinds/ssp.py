@@ -92,7 +92,6 @@ Failures = Mapping[str, Failure]
 
 
 def failed(before: Failures, names: Iterable[str], view: ClusterView) -> Failures:
-    """Return the failures of the idle silos ``names``; known failures keep the version from ``before``."""
     found: dict[str, Failure] = {}
     for name in names:
         count = view.silos[name].failures
@@ -163,8 +162,7 @@ class Ssp(BarrierPolicy[SspState]):
 @register("asp")
 @dataclass(frozen=True, slots=True)
 class Asp(BarrierPolicy[Failures]):
-    """Barrier without waiting: each update is committed as it arrives, and its silo continues at once. The staleness of
-    an update is unbounded.
+    """Barrier without waiting: each update is committed as it arrives, and its silo continues at once.
 
     Source: PSP, section 10.3; "ZipLine", section 2.2, equation 5.
     """

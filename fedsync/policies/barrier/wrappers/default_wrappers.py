@@ -120,7 +120,6 @@ class OpenableSums:
         return self.inner.init()
 
     def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
-        """Ask ``inner``; if its verdict is held back, its state stays unchanged."""
         sent = {meta.silo for meta in view.pending.values()}
         here = len(sent.union(view.silos))
         if here < self.least:

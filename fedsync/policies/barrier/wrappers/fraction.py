@@ -93,10 +93,7 @@ class Fraction(BarrierPolicy[Any]):
         return part_of(silos, self.share, self.least)
 
     def _shown(self, view: ClusterView, ended: Collection[str], version: int) -> ClusterView:
-        """Return the view with the silos of a round: its current members, then a random choice for the free places.
-
-        ``ended`` updates belong to the previous round. The round begins with ``version``.
-        """
+        """Return the view with a round's current members, and random silos in its free places."""
         part = {meta.silo for update_id, meta in view.pending.items() if update_id not in ended}
         part.update(name for name, silo in view.silos.items() if silo.busy)
         idle = [name for name in view.silos if name not in part]

@@ -149,8 +149,8 @@ class Capped(Wrapper[LateState]):
     """Barrier ``inner`` with a limit of ``cap_s`` seconds on the wait for a silo.
 
     Around BSP, whose silos begin together, a round ends after ``cap_s`` with the updates that are in. If none is in,
-    the barrier waits for the first. Around a barrier with a staleness bound, one slow silo holds the others for at most
-    ``cap_s``.
+    the barrier waits for the first. Around a barrier with a staleness bound, one slow silo holds the others for
+    ``cap_s`` at most.
     """
 
     inner: Inner
@@ -185,7 +185,6 @@ class Required:
 
 
 def has_quorum(view: ClusterView, required: Required) -> bool:
-    """Whether enough of the participating silos, those with a pending update or an order in work, have sent."""
     sent = {meta.silo for meta in view.pending.values()}
     part = sent.union(name for name, silo in view.silos.items() if silo.order is not None)
     return len(sent) >= required.of(len(part))
@@ -259,8 +258,7 @@ class Deadline(Wrapper[DeadlineState]):
 
     inner: Inner
     spread: NonNegative = 3.0
-    """Number of median absolute deviations above the median after which an order is late; 0 makes half of the orders
-    late."""
+    """Median absolute deviations above the median after which an order is late; 0 makes half of the orders late."""
 
     floor_s: NonNegative = 0.0
     """Shortest deadline [s]."""

@@ -14,8 +14,7 @@ gives the orders of round k + 1. Each update is one version old when it is commi
 as no silo is late. A silo that has answered both orders waits.
 
 If silos train for ``c`` seconds per order with an overhead of ``o``, a round takes ``max(c, (c + o) / 2)`` seconds
-instead of ``c + o``. A silo whose last order failed gets one order at a time until an order succeeds, so that a failing
-silo can rest.
+instead of ``c + o``. A silo whose last order failed gets one order at a time until an order succeeds.
 """
 
 from __future__ import annotations
