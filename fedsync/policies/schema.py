@@ -106,8 +106,8 @@ class Settings:
 
     @property
     def scale_free(self) -> bool:
-        """Whether doubling all speeds and halving all seconds only halves all requested times: true if all settings in
-        seconds (``*_s``), here and inside, are 0.
+        """Whether doubling all speeds and halving all seconds halves all requested times and changes nothing else: true
+        if all settings in seconds (``*_s``), here and inside, are 0.
         """
         own = (field.name for field in dataclasses.fields(self) if field.name.endswith("_s"))  # type: ignore[arg-type]
         return not any(getattr(self, name) for name in own) and all(part.scale_free for part in self._parts())

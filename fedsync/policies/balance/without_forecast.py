@@ -158,7 +158,7 @@ class SpendEvenly(SharingBalancer):
     Large budgets end first with noise multipliers below about 1.5 and high rates, where q² is too little. Silos of
     unequal steps, or a barrier that ends orders early, also make budgets end at different rounds.
 
-    The server sees no silo's ledger, so subtract what other runs have spent from these numbers. The ledgers decide.
+    The server sees no ledgers, so subtract what other runs have spent from these numbers. Each silo's ledger decides.
 
     Source: Bun and Steinke 2016 (arXiv:1605.02065), proposition 1.3; for sampling, Mironov et al. 2019
     (arXiv:1908.10530), whose divergence grows with q² to leading order.

@@ -33,7 +33,7 @@ class ClimbingState:
     Args:
         seen: rounds of the current phase.
         longer, shorter: scores of the trials of the next longer and shorter interval, oldest first.
-        rest: rounds until the next trial; ``pause`` after the next trial.
+        rest: rounds until the next trial; ``pause`` is the rest after that trial.
         up: whether the next trial takes the longer interval, if both are possible.
     """
 

@@ -26,8 +26,8 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Settings of the next round: its duration, training and barrier cost together. ``savepoint`` keeps the model that
-    the round begins with; ``rollback`` begins with the last kept model.
+    """Settings of the next round. ``interval_s`` is its duration, training and barrier cost together. ``savepoint``
+    keeps the model that the round begins with; ``rollback`` begins with the last kept model.
     """
 
     interval_s: float
@@ -232,8 +232,7 @@ class FittedInterval(IntervalPolicy[FittingState]):
     """Longest round, trials included [s]. Default: four times ``interval_s``."""
 
     behind: PartOfOne = 0.5
-    """Share of the predicted loss decrease below which a stage ends. Checked from the third gain on, because of noise.
-    """
+    """Share of the predicted loss decrease below which a stage ends; checked from the third gain on (noise)."""
 
     rolls_back = True
 

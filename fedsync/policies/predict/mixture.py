@@ -41,9 +41,9 @@ class Mixture(PredictorPolicy[MixtureState]):
     on the logarithm of the error, so they need no unit and no learning rate. At ``power`` 8, an expert with 1.2 times
     the best root mean squared error has a twentieth of the best weight; at 1.5 times, 1/650.
 
-    The mean error forgets with rate ``forget``, so that the weights follow when another expert becomes the best. It is
-    a plain mean before ``1 / forget`` orders. After these, one squared error counts at most 25 times the median
-    expert's mean, so that an unpredictable stall does not decide.
+    Old errors fade at the rate ``forget``, so that the weights follow when another expert becomes the best. The mean
+    error is a plain mean before ``1 / forget`` orders. After these, one squared error counts at most 25 times the
+    median expert's mean, so that an unpredictable stall does not decide.
 
     Until an expert uses its first trained model, its error is that of its moving average. Then this error is multiplied
     by the model's relative error on held-out samples; otherwise a good model would wait for its weight. The factor is

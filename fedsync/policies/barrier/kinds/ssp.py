@@ -128,8 +128,8 @@ class SspState:
 class Ssp(BarrierPolicy[SspState]):
     """Barrier in which a silo waits only while more than ``staleness`` orders ahead of the slowest.
 
-    Each update is committed as it arrives, simultaneous arrivals before any silo continues. The slowest silo is never
-    held, so at least one silo always works.
+    Each update is committed as it arrives; simultaneous arrivals are all committed before any silo continues. The
+    slowest silo is never held, so at least one silo always works.
 
     Source: "ZipLine", section 2.2; PSP, section 10.3.
     """
