@@ -1,9 +1,8 @@
 """JSON codec for dataclasses: one format for the journal, Flower's wire, the trainer's socket and the disk.
 
-The type hints of a frozen dataclass are its schema; nothing is registered. A dataclass becomes an object and a tuple a
-list. In a union of dataclasses, the object carries its class name as ``type``. A field equal to its default is omitted,
-so a new optional field does not change existing files. Floats survive bit by bit; NaN and the infinities, which JSON
-lacks, are written as text.
+The type hints of a frozen dataclass are its schema. A dataclass becomes an object and a tuple a list. In a union of
+dataclasses, the object carries its class name as ``type``. A field equal to its default is omitted, so a new optional
+field does not change existing files. Floats survive bit by bit; NaN and the infinities are written as text.
 
 Reading is strict, because peers are untrusted: no unknown fields, no missing fields, no number instead of a text. A
 peer's numbers are finite and below 2^64, and its texts are printable. Only input that this program wrote itself
@@ -31,19 +30,14 @@ _NO_JSON = {"nan", "inf", "-inf"}
 Coder = Callable[[Any], Any]
 
 Sum = Annotated[float, "whole numbers in short"]
-"""Float that is mostly a count: written as 3, not 3.0. Both read back as the same float."""
+"""Float that is mostly a count: written as 3, not 3.0."""
 
 _EXACT = 2.0**53
 """Every integer below is a float exactly."""
 
 
 class DecodeError(ValueError):
-    """Value that does not fit its type.
-
-    Args:
-        problem: printable description, short whatever the input.
-        place: field names on the path to the value, outermost first.
-    """
+    """Value that does not fit its type. ``problem`` is short and printable; ``place`` has field names, outer first."""
 
     def __init__(self, problem: str, place: tuple[str, ...] = ()) -> None:
         super().__init__(problem, place)
@@ -64,7 +58,7 @@ def dumps(value: Any, kind: Any = None) -> str:
 
 
 def loads(kind: Any, text: str | bytes, *, own: bool = False) -> Any:
-    """Read a value written by `dumps`. Raises `DecodeError` if the text is no JSON or does not fit the type."""
+    """Read a value written by `dumps`; raises `DecodeError` if the text is no JSON or does not fit the type."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also too many digits, or bytes that are no text
@@ -80,9 +74,7 @@ def encode(value: Any, kind: Any = None) -> Any:
 
 
 def decode(kind: Any, value: Any, *, own: bool = False) -> Any:
-    """Convert what `json` read to a value of type ``kind``; ``own`` means that this program wrote it itself. Raises
-    `DecodeError` if the value does not fit the type; the error names the field.
-    """
+    """Convert what `json` read to a value of type ``kind``; raises `DecodeError`, naming the field, if it cannot."""
     return _decoder(kind, own)(value)
 
 
@@ -153,7 +145,6 @@ def _object_encoder(kind: type, start: dict[str, Any]) -> Coder:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Return whether a value equal to its default is read back correctly from the default."""
     return value is default or (not isinstance(default, float | int)) or repr(value) == repr(default)
 
 

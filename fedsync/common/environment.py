@@ -1,11 +1,10 @@
-"""Environment variable that gives a trainer Flower's run id and node id."""
+"""Environment variable with Flower's run id and node id of a trainer."""
 
 from __future__ import annotations
 
 import os
 
 FLOWER_IDS = "FEDSYNC_FLOWER_IDS"
-"""Environment variable of a trainer: Flower's run id and node id when it was started."""
 
 
 def flower_ids(index: int) -> tuple[int, int]:

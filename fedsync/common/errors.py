@@ -13,13 +13,7 @@ class FedSyncError(Exception):
 
 
 class ConfigError(FedSyncError):
-    """Error in the user's input: names the place, the problem and the remedy.
-
-    Args:
-        place: location, for example ``lb-bsp.yaml, line 4, local.steps``.
-        problem: what is wrong, with the value.
-        remedy: what to write instead.
-    """
+    """Error in the user's input: the place (as ``lb-bsp.yaml, line 4, local.steps``), the problem and the remedy."""
 
     others: tuple[ConfigError, ...] = ()
     """Further mistakes found by the same check."""
@@ -35,7 +29,7 @@ class ConfigError(FedSyncError):
 
 
 class HugeModel(ConfigError):
-    """Error for a model too large for any machine; no silo is asked for it."""
+    """Error for a model too large for any machine."""
 
 
 class OwnerRefusal(ConfigError):
@@ -43,7 +37,7 @@ class OwnerRefusal(ConfigError):
 
 
 class LimitReached(OwnerRefusal):
-    """Refusal of a run that exceeds an owner's limit: it asks for more, or in smaller pieces, than allowed."""
+    """Refusal of a run that asks for more, or in smaller pieces, than an owner's limits allow."""
 
 
 class BudgetSpent(OwnerRefusal):
@@ -60,19 +54,14 @@ class SiloAway(OwnerRefusal):
 
 
 def not_installed(place: str, library: str, extra: str) -> ConfigError:
-    """Return the error for a missing library that an extra of FedSync installs, for example ``sim``."""
     remedy = f'In a clone of FedSync: pip install -c constraints.txt ".[{extra}]"'
     return ConfigError(place, f"{library} is not installed", remedy)
 
 
 class ProtocolError(FedSyncError):
-    """Invalid message from a peer: names the sender and the failed check.
+    """Invalid message from a peer: the sender, the failed check (as ``finite``) and the finding.
 
-    Args:
-        sender: name of a silo, `SERVER` or `ADMINISTRATOR`; for other senders a phrase with a space, as ``node 7``,
-            which no silo name can be.
-        check: the failed check, for example ``finite``.
-        detail: the finding.
+    ``sender`` is a silo name, `SERVER`, `ADMINISTRATOR`, or a phrase with a space, as ``node 7``.
     """
 
     def __init__(self, sender: str, check: str, detail: str) -> None:

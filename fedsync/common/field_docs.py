@@ -1,7 +1,6 @@
 """Descriptions of classes and fields for YAML users: the docstring, and the string below each field.
 
-The source is parsed on demand. Pydantic's ``use_attribute_docstrings`` finds the same strings, but parses the source at
-every import, which makes imports a quarter slower.
+The source is parsed on demand. Pydantic's ``use_attribute_docstrings`` makes imports a quarter slower.
 """
 
 from __future__ import annotations

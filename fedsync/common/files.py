@@ -22,9 +22,7 @@ _OTHERS = 0o077
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may enter, or check an existing folder. Raises `ConfigError` if the folder
-    cannot be made, is no folder, belongs to another user or is open to others.
-    """
+    """Make or check a folder that only its owner may enter; raises `ConfigError` if it fails, or others may enter."""
     try:
         path.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     except OSError as error:
@@ -34,15 +32,13 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a secret: mode 0600, atomically, on disk when this returns. Raises `ConfigError` if the folder is open to
-    others, or the file cannot be written.
-    """
+    """Write a secret atomically, mode 0600; raises `ConfigError` on failure, or if the folder is open to others."""
     _check_folder(path.parent)
     write_atomically(path, data, OWNER_FILE)
 
 
 def read_input(path: Path, most: int) -> bytes:
-    """Read the first ``most`` bytes of a file that a user named. Raises `ConfigError` if the file cannot be read."""
+    """Read the first ``most`` bytes of a file that a user named; raises `ConfigError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(most)
@@ -53,11 +49,8 @@ def read_input(path: Path, most: int) -> bytes:
 def write_atomically(path: Path, data: bytes, mode: int | None = None, *, settle: bool = True) -> None:
     """Replace a file as a whole: after a crash, and for any reader, it has the old content or the new content.
 
-    Args:
-        mode: its permissions, from its first byte on; None for the process's default.
-        settle: whether to wait for the disk. Without it, a crash of the machine may lose the file; see `settle_file`.
-
-    Raises `ConfigError` if the file cannot be written.
+    ``mode`` holds from the first byte on; None is the process's default. Without ``settle``, a crash of the machine may
+    lose the file; see `settle_file`. Raises `ConfigError` if the file cannot be written.
     """
     write_pieces(path, (data,), mode, settle=settle)
 
@@ -96,7 +89,6 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
 
 @contextlib.contextmanager
 def writing(place: Path, remedy: str = "Check the folder, its permissions and the disk") -> Iterator[None]:
-    """Turn an `OSError` inside into a `ConfigError`: ``place`` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -104,9 +96,7 @@ def writing(place: Path, remedy: str = "Check the folder, its permissions and th
 
 
 def check_result(path: Path, place: str) -> None:
-    """Check that `write_result` can write a file, before the work that produces the result. Raises `ConfigError` if its
-    folder is missing, the path is a folder, or permissions are missing.
-    """
+    """Raise `ConfigError` if `write_result` could not write a file: before the work that produces the result."""
     file = _behind_links(path)
     if not file.parent.is_dir():
         raise ConfigError(place, f"there is no folder {str(file.parent)!r}", "Make it, or name another")
@@ -123,7 +113,7 @@ def check_result(path: Path, place: str) -> None:
 def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
     """Write a file that the user named: as a whole, with its existing permissions or those of a new file.
 
-    A file that the user has not ``named`` may be a link by another user; the link is then replaced. Raises
+    If the user has not ``named`` the file, it may be a link by another user, and the link is replaced. Raises
     `ConfigError` if the file cannot be written, and `OSError` if a device or pipe accepts no more data.
     """
     file = _behind_links(path) if named else path
@@ -135,9 +125,7 @@ def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder or file with all content, at any depth, even without permissions; links are not followed. Raises
-    `OSError` if something could not be removed.
-    """
+    """Remove a tree, even without permissions; links are not followed. Raises `OSError` if something remains."""
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         done = subprocess.run([*command, "--", str(path)], capture_output=True, text=True, check=False)
         if not os.path.lexists(path):
@@ -146,18 +134,14 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_bytes(path: Path) -> int:
-    """Disk usage of a folder at any depth [bytes]; 0 if it is gone."""
     command = ["du", "--summarize", "--block-size=1", "--", str(path)]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return int(found[0]) if found else 0
 
 
 def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], bool] = lambda pid: False) -> None:
-    """Remove the unfinished files of killed processes in `write_atomically`; each may be as large as the file itself.
-
-    Args:
-        name: name of the intended file; a pattern of `Path.glob`.
-        writes: whether the process with this id may be writing the file now; by default, no process is.
+    """Remove the unfinished files that killed processes left in `write_atomically`, except of processes that
+    ``writes``. ``name`` is the name of the intended file, a pattern of `Path.glob`.
     """
     for unfinished in folder.glob(f".{name}.*"):
         pid = unfinished.name.rpartition(".")[2]
@@ -166,8 +150,8 @@ def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], boo
 
 
 def read_private(path: Path, limit: int, missing: str = "Check the path") -> bytes:
-    """Read a secret of at most ``limit`` bytes. Raises `ConfigError` if it is missing (with this remedy), no plain
-    file, too long, or another user could read or replace it.
+    """Read a secret of at most ``limit`` bytes. Raises `ConfigError` if it is missing (with this remedy), no plain file
+    or too long, or if another user could read or replace it.
     """
     try:
         # A link could lead to a file that others may write.
@@ -199,7 +183,6 @@ def _stays(path: Path) -> bool:
 
 
 def _output(path: Path) -> int | None:
-    """Descriptor of this process's output that an existing path leads to, as /dev/stdout does; None for others."""
     for descriptor in (1, 2):
         # A descriptor may have been closed.
         with contextlib.suppress(OSError):
@@ -236,9 +219,7 @@ def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
 
 
 def settle_file(path: Path) -> None:
-    """Wait until a file and its name are on disk, where they survive a crash of the machine. Raises `ConfigError` if
-    the disk does not accept the file.
-    """
+    """Wait until a file and its name would survive a crash of the machine; raises `ConfigError` on failure."""
     with writing(path):
         _sync(path)
         _sync(path.parent)
@@ -258,7 +239,6 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 def checksum(*pieces: bytes | memoryview) -> bytes:
-    """Return the SHA-256 of consecutive pieces, 32 bytes."""
     whole = hashlib.sha256()
     for piece in pieces:
         whole.update(piece)
@@ -271,11 +251,10 @@ def file_digest(path: Path) -> str:
 
 
 def digested(body: bytes) -> bytes:
-    """Return the digest, 32 bytes, followed by ``body``."""
     return checksum(body) + body
 
 
 def undigested(data: Data) -> Data | None:
-    """Return the body, or None if it does not match its digest."""
+    """Return the body after its digest of 32 bytes, or None if they do not match."""
     body = data[DIGEST_BYTES:]
     return body if hashlib.sha256(body).digest() == data[:DIGEST_BYTES] else None

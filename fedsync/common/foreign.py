@@ -2,8 +2,7 @@
 
 Untrusted text may hold terminal commands (ESC), line breaks that forge log lines, marks that reverse the reading
 direction, and markup. So it passes `shown` before it reaches a log or a terminal, and `escape` before it reaches a
-page. `logger` returns loggers that apply `shown` to every record. Consoles and printed lines come from
-`fedsync.observe.terminal`.
+page. `logger` returns loggers that apply `shown` to every record.
 """
 
 from __future__ import annotations
@@ -42,16 +41,14 @@ def escape(text: object) -> str:
 
 
 def logger(name: str) -> logging.Logger:
-    """Return a module's logger; its records can neither break lines nor command a terminal."""
     made = logging.getLogger(name)
     made.addFilter(SHOWN)
     return made
 
 
 class _Shown(logging.Filter):
-    """Filter that applies `shown` to a record. Stack traces are indented, so no line of a trace passes as a record.
-
-    It drops records of a line of code that logs more than `BURST` and `LASTING` allow.
+    """Filter that applies `shown` to a record, and indents stack traces, so that no line of a trace passes as a record.
+    A line of code may log `BURST` records at once, and `LASTING` per second after: peers' messages cause records.
     """
 
     def __init__(self) -> None:

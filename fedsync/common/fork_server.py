@@ -11,11 +11,11 @@ fork must behave like a new process, so the server has a single thread. The fork
 | end | a fork outlives the server; it ends with its owner, a process that its environment names |
 
 A request is a connection to the server's socket: a descriptor for output, then a line of JSON. The fork answers with
-its process id, and at its end with its exit code. The server ends with the process that started it. It ends at once if
-its libraries have threads or an open GPU. Nothing restarts it: a client without an answer starts the program itself.
+its process id, and at its end with its exit code. The server ends with the process that started it, or at once if its
+libraries have threads or an open GPU. A client without an answer starts the program itself.
 
-Usage: ``python -m fedsync.common.fork_server LISTENER MODULE... ROOM``, with the descriptor of the listening socket and
-the modules to import. ``ROOM`` reserves space for longer command lines.
+Usage: ``python -m fedsync.common.fork_server LISTENER MODULE... ROOM``, with the descriptor of the listening socket.
+``ROOM`` reserves space for longer command lines.
 """
 
 from __future__ import annotations
@@ -99,10 +99,7 @@ class ForkedProcess:
 
 def fork(path: Path, command: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
     """Fork a program in this working folder; None if the server at the socket ``path`` is gone or does not answer.
-
-    Args:
-        command: interpreter, ``-m``, module, arguments, as without a fork server.
-        output: descriptor for all output; it stays open here.
+    ``command`` begins with interpreter, ``-m`` and module. The descriptor ``output`` stays open here.
     """
     asked = {"command": list(command), "environment": dict(environment), "folder": str(Path.cwd())}
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -120,10 +117,8 @@ def fork(path: Path, command: Sequence[str], environment: Mapping[str, str], out
 def start_fork_server(
     path: Path, modules: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a fork server; it accepts requests at once, and answers after it has imported ``modules``.
-
-    ``path``: socket, at most 100 characters, in a folder that only its owner can enter. Raises `OSError` if the server
-    cannot be started.
+    """Start a fork server; it answers requests after it has imported ``modules``. ``path``: socket, at most 100
+    characters, in a folder that only its owner can enter. Raises `OSError` on failure.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
         listener.bind(str(path))
@@ -179,7 +174,6 @@ class _Fork(socketserver.BaseRequestHandler):
 
 
 def _run(module: str, arguments: Sequence[str]) -> int:
-    """Run a module as a program; return its exit code."""
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -193,10 +187,7 @@ def _run(module: str, arguments: Sequence[str]) -> int:
 
 
 def _rename(command: Sequence[str]) -> None:
-    """Overwrite this process's command line, so that the system shows another one.
-
-    Linux shows the whole area as one line with blanks if its last byte is not NUL.
-    """
+    """Overwrite this process's command line. Linux shows the whole area as one line if its last byte is not NUL."""
     place = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     begin, nbytes = int(place[_ARGUMENTS_BEGIN]), int(place[_ARGUMENTS_END]) - int(place[_ARGUMENTS_BEGIN])
     text = " ".join(command).encode()[: max(0, nbytes - 2)]

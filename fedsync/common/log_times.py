@@ -37,7 +37,6 @@ class QuietFile(logging.handlers.RotatingFileHandler):
 
 
 def log_with_times() -> None:
-    """Log to the terminal with times: WARNING and above, and INFO and above for FedSync's own logs."""
     handler = logging.StreamHandler()
     handler.setFormatter(TimedFormatter())
     handler.addFilter(SHOWN)

@@ -13,7 +13,6 @@ SILO_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 
 
 def check_silo_name(name: str) -> str:
-    """Return the name if it can name a file. Raises `ConfigError` if it cannot."""
     if not re.fullmatch(SILO_NAME, name):
         remedy = "Use 1 to 64 letters, digits, dots, dashes and underscores, not beginning with a dot"
         raise ConfigError("silo name", f"{name[:80]!r} is not allowed", remedy)

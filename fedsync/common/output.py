@@ -1,6 +1,6 @@
 """Error handling for a standard output or standard error that is closed, full, or without a reader.
 
-A command whose result is its output ends with an error when output is lost. A run continues: its results are files.
+A command ends with an error when its output is lost. A run continues: its results are files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ def guard_output() -> None:
 
 
 def output_may_be_lost() -> None:
-    """Let this command continue from now on if its output is lost."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(raw, _Output):
         raw.must_arrive = False

@@ -45,7 +45,7 @@ class Child(Protocol):
         """Exit code, after a signal negative, or 1 for a fork of the fork server; None while the process runs."""
 
     def wait(self) -> int:
-        """Wait for the end of the process; return its exit code."""
+        """Return the exit code at the end of the process."""
 
 
 def start_apart(
@@ -54,7 +54,6 @@ def start_apart(
     environment: Mapping[str, str] | None = None,
     pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, without input, with all its output in ``output``."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         env=environment, pass_fds=pass_fds, start_new_session=True,
@@ -73,7 +72,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def listen_error(host: str, port: int) -> OSError | None:
-    """Return the error with which a program would fail to listen on a TCP port, or None."""
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as probe:
@@ -111,7 +109,6 @@ def end_processes(leaders: Sequence[Child], grace_s: float = 5.0) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -128,10 +125,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def exit_with_owner() -> None:
-    """End this process soon after the process in `OWNER`; without `OWNER`, do nothing.
-
-    For processes that Flower started, whose parents may end and leave them behind.
-    """
+    """End this process soon after the process in `OWNER`, if set: Flower's processes may outlive their parents."""
     owner = int(os.environ.get(OWNER, 0))
 
     def watch() -> None:

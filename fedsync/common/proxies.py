@@ -1,7 +1,7 @@
 """HTTP proxies: selection by the environment, and connections through a proxy (CONNECT).
 
-Flower's HTTP client reads the same variables by its own rules. So the code that starts a Flower process selects the
-proxy with this module, and sets the process's variables with `proxied` or `unproxied` to the selected proxy or to none.
+Flower's HTTP client reads the same variables by its own rules. So the code that starts a Flower process sets the
+variables, with `proxied` or `unproxied`, to the proxy that this module selects.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Way:
         return _joined(self.host, self.port)
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """Connect to the server. Raises `ProxyRefused` if the proxy refuses, and `OSError` if nobody answers."""
+        """Connect to the server; raises `ProxyRefused` if the proxy refuses, and `OSError` if nobody answers."""
         if self.proxy is None:
             return socket.create_connection((self.host, self.port), timeout=timeout_s)
         return _tunnel(self.proxy, str(self), timeout_s)
@@ -81,14 +81,8 @@ class Way:
 def way_to(address: str, environment: Mapping[str, str], named: str | None = None) -> Way:
     """Return the route to a TLS server: through the proxy ``named``, else by ``HTTPS_PROXY`` and ``NO_PROXY``.
 
-    A server on this machine is never reached through a proxy.
-
-    Args:
-        address: ``host:port`` of the server; an IPv6 address in brackets.
-        environment: variables; lower case takes precedence over upper case.
-        named: address of a proxy, or `DIRECT`; None leaves the choice to the environment.
-
-    Raises `ConfigError` if the proxy's address is unusable.
+    A server on this machine is never reached through a proxy. ``address`` is ``host:port``; ``named`` may be `DIRECT`.
+    Lower-case variables take precedence. Raises `ConfigError` if the proxy's address is unusable.
     """
     host, port = split(address)
     if named == DIRECT or _here(host):
@@ -124,7 +118,6 @@ def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
 
 def proxied(way: Way, environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Return variables that make an HTTP client use this route, and reach this machine directly."""
     if way.proxy is None:
         return unproxied(environment, way.host, *hosts)
     user, _, password = (way.proxy.credentials or "").partition(":")
@@ -157,7 +150,7 @@ def _tunnel(proxy: Proxy, target: str, timeout_s: float) -> socket.socket:
 
 
 def _head(raw: socket.socket) -> bytes:
-    """Read the head of a response and not one byte more: the rest belongs to the server."""
+    """Read the head of a response byte by byte: the rest belongs to the server."""
     head = b""
     while not head.endswith(b"\r\n\r\n") and len(head) < _MAX_HEAD:
         byte = raw.recv(1)

@@ -47,7 +47,6 @@ def derive_seed(seed: int, stream: Stream, silo: str = "", round: int = 0) -> in
 
 
 def part_of(silos: int, share: float, least: int) -> int:
-    """Return the size of a draw: ``share`` of ``silos`` rounded down, at least ``least``, at most ``silos``."""
     # 0.7 x 10 is 6.999999999999999 or so: rounding down must not make it 6.
     return min(max(math.floor(share * silos + 1e-9), least), silos)
 
@@ -55,8 +54,8 @@ def part_of(silos: int, share: float, least: int) -> int:
 def draw(names: Iterable[str], size: int, seed: int, stream: Stream, round: int = 0) -> tuple[str, ...]:
     """Draw ``size`` of ``names`` (all if there are fewer), uniformly without replacement.
 
-    Each name gets a number that depends only on the coordinates and the name; the lowest numbers win. So the order of
-    names is irrelevant, and one joining or leaving name changes at most that name's place in the draw.
+    Each name's number depends only on the coordinates and the name; the lowest numbers win. So the order of names is
+    irrelevant, and a joining or leaving name changes at most one place in the draw.
     """
     key = derive_seed(seed, stream, round=round).to_bytes(8)
     return tuple(heapq.nsmallest(size, names, lambda name: blake2b(name.encode(), digest_size=8, key=key).digest()))

@@ -35,7 +35,6 @@ RUN_FILE, DONE_FILE, ERROR_FILE = "run.json", "done", "error.json"
 CHECKPOINTS = "checkpoints"
 
 EVIDENCE = "evidence"
-"""Folder of single sealed updates; see `fedsync.extras.tracing.evidence`."""
 
 _RESULTS = ("journal.jsonl", "summary.json", "compare.json", RUN_FILE, CHECKPOINTS)
 """Files that each prove that a run has begun here."""
@@ -79,10 +78,8 @@ class Claim:
 
 
 def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str] = ()) -> Claim:
-    """Claim a folder for a run; make it if necessary.
-
-    ``runs``: subfolders with the runs of a comparison; they count too. Raises `ConfigError` if a run is in progress
-    there, or the folder is not free; the error names the options.
+    """Claim a folder for a run; make it if necessary. ``runs`` are subfolders with the runs of a comparison. Raises
+    `ConfigError` if a run is in progress there, or the folder is not free.
     """
     if existing is not Existing.NUMBER:
         return _claim(folder, existing, runs)
@@ -94,7 +91,6 @@ def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str
 
 @contextmanager
 def claimed(out: Path | Claim, existing: Existing = Existing.REFUSE) -> Iterator[Path]:
-    """Yield a run's folder: claimed by the caller already, or claimed now for the duration of the context."""
     if isinstance(out, Claim):
         yield out.path
         return

@@ -56,7 +56,6 @@ class _SealedConfig(Section):
 
     @property
     def limit(self) -> int:
-        """Maximum number of updates in one encrypted sum."""
         from fedsync.cipher.encoding.packing import Packing
         from fedsync.cipher.suites.suite import form_of
 
@@ -98,7 +97,6 @@ def sealing(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
 
 
 def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
-    """Options of a cipher that encrypts metrics; None where silos send their own metrics to the server."""
     sealed = sealing(cipher)
     return None if sealed is None or sealed.metrics == "plain" else sealed
 

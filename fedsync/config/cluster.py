@@ -218,10 +218,7 @@ class ClusterConfig(Section):
         return max(sum(silo.joins_at_s == 0 for silo in self.silos), 1)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the silos as plain values that read back the same.
-
-        Default values are left out, and consecutive identical silos become one entry with a ``count``.
-        """
+        """Return the silos as plain values that read back the same; consecutive identical silos get a ``count``."""
         groups: list[list[SiloConfig]] = []
         for silo in self.silos:
             if groups and _continues(groups[-1], silo):
@@ -253,10 +250,7 @@ class ClusterConfig(Section):
 
 
 def silos_at_start(entries: Iterable[Mapping[str, Any]], *, virtual: bool) -> int:
-    """Number of silos that a run began with, from the plain entries of its journal; see `ClusterConfig.at_start`.
-
-    ``joins_at_s`` delays silos only in virtual time.
-    """
+    """Number of silos that a run began with, from its journal; only in virtual time do silos join later."""
     return max(sum(entry.get("count") or 1 for entry in entries if not (virtual and entry.get("joins_at_s"))), 1)
 
 

@@ -67,9 +67,7 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
 
 
 def simulated(config: AnyStrategy) -> AnyStrategy:
-    """Return the strategy if Flower's simulation engine can run it; it cannot queue orders at silos. Raises
-    `ConfigError` if the barrier queues orders.
-    """
+    """Return the strategy; raises `ConfigError` if it queues orders, which Flower's simulation engine cannot do."""
     if config.barrier.queues:
         raise ConfigError(
             "barrier",
@@ -80,11 +78,7 @@ def simulated(config: AnyStrategy) -> AnyStrategy:
 
 
 def adds_regions(config: StrategySections) -> bool:
-    """Whether relays may add up updates before a commit.
-
-    The weight of each update must be known before the sum. A commit must take all pending updates, as a sum cannot be
-    split.
-    """
+    """Whether relays may add up updates before a commit: weights are known before, and a commit takes all updates."""
     weighed = config.aggregation.is_shipped() and config.aggregation.weigher(config.solver).weighting is not None
     return weighed and config.barrier.innermost.most_updates is None
 
@@ -98,7 +92,6 @@ def _balance(config: StrategySections) -> dict[str, bool]:
 
 
 def _policies(config: StrategySections) -> dict[str, bool]:
-    """Problems of policies with each other and with local training."""
     aggregation, balancer, local = config.aggregation, config.balancer, config.local
     barrier, combiner, weigher = config.barrier.innermost, aggregation.combiner(), aggregation.weigher(config.solver)
     least, most = 1 if combiner is None else combiner.least, barrier.most_updates
@@ -127,7 +120,6 @@ def _policies(config: StrategySections) -> dict[str, bool]:
 
 
 def _own_loop(config: StrategySections) -> dict[str, bool]:
-    """Keys of ``local`` that a training loop of the user's own does not receive."""
     task, local = config.task, config.local
     if not task.own_loop:
         return {}
@@ -261,7 +253,6 @@ def _controls(config: StrategySections) -> dict[str, bool]:
 
 
 def _rounds(config: StrategySections) -> dict[str, bool]:
-    """Problems of sections that rely on a constant learning rate, if ``on_round`` changes the rate."""
     if config.on_round is None or not config.on_round.changes_rate:
         return {}
     problems = {
@@ -294,7 +285,6 @@ def _masked(config: StrategySections) -> dict[str, bool]:
 
 
 def _sealed(config: StrategySections) -> dict[str, bool]:
-    """Problems of versions that silos would not open, and of figures of single silos that sealed metrics hide."""
     sealed, barrier, best = sealing(config.cipher), config.barrier.innermost, config.evaluation.best
     if sealed is None:
         return {}

@@ -14,15 +14,13 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped_folder() -> Path:
-    """Folder of the shipped strategies: inside the wheel, or beside the package in a checkout."""
     inside = _PACKAGE / "strategies"
     return inside if inside.is_dir() else _PACKAGE.parent / "strategies"
 
 
 def locate(name: str | Path, kind: str = "") -> Path:
-    """Return the path of a file: ``name`` is a path, or the bare name of a shipped file in the subfolder ``kind``.
-
-    Raises `ConfigError` if neither exists (the message lists the shipped files), or it is no regular, readable file.
+    """Return the path of a file, given by path or by the bare name of a shipped file in the subfolder ``kind``. Raises
+    `ConfigError` if neither exists, or it is no regular, readable file.
     """
     path = Path(name)
     try:
@@ -42,10 +40,7 @@ def locate(name: str | Path, kind: str = "") -> Path:
 
 
 def beside(file: Path, name: str, place: str) -> Path:
-    """Resolve ``name`` relative to the folder of ``file``; the result need not exist.
-
-    Raises `ConfigError` at ``place`` if ``name`` is no valid path, or symbolic links form a loop.
-    """
+    """Resolve ``name`` relative to the folder of ``file``; raises `ConfigError` at ``place`` for an invalid path."""
     try:
         return (file.resolve().parent / name).resolve()
     # ValueError: a null character; RuntimeError: a loop of symbolic links.

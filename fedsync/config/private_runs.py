@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def private(config: StrategySections) -> dict[str, bool]:
-    """Problems of sections of a private run that need what privacy withholds, each with whether the run has it."""
+    """Problems of sections of a private run that need what privacy withholds."""
     privacy = config.privacy
     if privacy is None:
         return {}
@@ -83,13 +83,8 @@ def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool
 
 
 def silo_noise(privacy: PrivacyConfig | None, rounds: int | None, members: int, colluding: int) -> SiloNoise | None:
-    """Return the noise on whole updates; None where the run has none.
-
-    Args:
-        rounds: number of a silo's updates, for a target.
-        members: least number of silos in a sum, of which ``colluding`` have shares that do not count.
-
-    Raises `ConfigError` if no share is left, or no noise reaches the target.
+    """Return the noise on whole updates, or None. A sum has ``members`` or more silos; shares of ``colluding`` do not
+    count. Raises `ConfigError` if no share is left, or no noise reaches the target.
     """
     if privacy is None or privacy.kind != "silo-noise":
         return None

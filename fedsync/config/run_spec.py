@@ -42,28 +42,20 @@ class SealedSurvey(Section):
 
 
 class RunSpec(SparingSection):
-    """Specification of one run, as silos see it.
+    """Specification of one run, as silos see it; for the sections of a strategy file, see `StrategySections`.
 
     Args:
         silos: number of shares that the data is split into.
-        model: tensors that travel.
         emulate: emulated machines, by partition; empty in a real federation.
-        cipher: encryption of updates.
-        wire: number formats of everything that is not encrypted.
         aggregation: weights of updates in a commit; silos apply their part before they encrypt.
         server_optimizer: optimiser step on decrypted sums, or control variates of local steps; None without both.
-        train_config: settings for a silo's own training code, from the operator of the run.
-        evaluate_config: settings for a silo's own evaluation code.
         quorum: number of updates after which silos agree on how to round the next updates.
         run: identity of the run, which outlives the server; silos store their state under it.
         began: identity under which the run began, if it differs from ``run``; silos encrypt for that identity.
         survey: encrypted result of a survey before the run.
         queues: whether a silo may receive an order while another order is in progress.
-        on_round: per-round settings for training code, beside ``train_config``; a policy of the user may send any.
-        stop: stop rules of the server.
         versions: limit of versions that silos train, where rollbacks make versions beside the rounds; else None.
         admitted: names of the silos that may take part; empty for all registered silos.
-        privacy: differential privacy of the training; None without it.
     """
 
     features: ClassVar[tuple[str, ...]] = ("privacy", "versions")
@@ -164,10 +156,7 @@ class RunSpec(SparingSection):
 
     @classmethod
     def parse(cls, text: str) -> RunSpec:
-        """Parse the output of `dump`; any other text is refused, as silos identify a run by its one canonical text.
-
-        Raises `ProtocolError` if the text is invalid or not canonical.
-        """
+        """Parse the output of `dump`; raises `ProtocolError` for other text, because the text identifies a run."""
         try:
             spec = cls.model_validate_json(text)
         except ValidationError as error:

@@ -74,8 +74,7 @@ class ServerStartConfig(Section):
     """Port to listen on."""
 
     certificates: str | None = None
-    """Folder with ``ca.crt``, ``server.pem`` and ``server.key``, as `fedsync certs init` writes them. Keep ``ca.key``
-    elsewhere."""
+    """Folder of `fedsync certs init` with ``ca.crt``, ``server.pem`` and ``server.key``. Keep ``ca.key`` elsewhere."""
 
     insecure: bool = False
     """Whether to run without TLS and without authentication of silos, for a trial on one machine."""
@@ -120,10 +119,7 @@ class ServerStartConfig(Section):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a server's file, make its paths absolute, and check that the files that it names exist.
-
-        Raises `ConfigError` with the place and the remedy if anything is wrong.
-        """
+        """Read a server's file with absolute paths; raises `ConfigError` for errors and for files that do not exist."""
         file = YamlFile.read(path)
         config = absolute(file.validate(cls), path, ("certificates", "state", "keys"))
         keys = "The administrator makes it with `fedsync keys issue`"
@@ -146,7 +142,6 @@ class ServerStartConfig(Section):
 
     @property
     def node_keys(self) -> dict[str, str]:
-        """Files of public node keys, by the registered name of the silo or relay."""
         return {**self.silos, **{name: relay.key for name, relay in self.relays.items()}}
 
     @property
@@ -155,7 +150,6 @@ class ServerStartConfig(Section):
 
     @property
     def loopback(self) -> str:
-        """Address of the server from its own machine, ``host:port``."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
             self.host, f"[{self.host}]" if ":" in self.host else self.host
         )

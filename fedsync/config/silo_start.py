@@ -1,7 +1,4 @@
-"""Configuration file of a real silo: the server's address, credentials, and permissions of the silo's owner.
-
-An omitted permission is denied: without `data` a run reads no file of the silo, for example.
-"""
+"""Configuration file of a real silo: server, credentials, and the owner's permissions; omitted ones are denied."""
 
 from __future__ import annotations
 
@@ -154,8 +151,8 @@ class SiloStartConfig(Section):
 
     proxy: Annotated[str, Field(min_length=1)] | None = None
     """HTTP proxy for connections to the server, ``http://host:port``, or ``direct`` for none. The proxy must forward
-    TLS unchanged (``CONNECT``). Left out, the environment variables ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``
-    apply."""
+    TLS unchanged (``CONNECT``). Left out, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` of the environment apply.
+    """
 
     hub_hosts: list[str] = Field(default_factory=list)
     """Hosts at which a run's hub may be; the server names the hub's host when a run begins. Left out, only the
@@ -291,9 +288,8 @@ class SiloStartConfig(Section):
 
     @classmethod
     def load(cls, path: Path, *, connects: bool = True) -> Self:
-        """Read a silo's file, make its paths absolute, and check that the files and folders that it names exist.
-
-        With ``connects``, certificates and keys are needed too. Raises `ConfigError` with the place and the remedy.
+        """Read a silo's file with absolute paths. Raises `ConfigError` if it is invalid, or if files and folders in it
+        do not exist; with ``connects``, also certificates and keys.
         """
         file = YamlFile.read(path)
         config = absolute(file.validate(cls), path, ("authority", "node_key", "state", "keys"))
@@ -318,9 +314,8 @@ class SiloStartConfig(Section):
         return list(self.data.values()) if isinstance(self.data, dict) else self.data
 
     def closed(self) -> list[str]:
-        """Files and folders that no run may read, even below ``data``: state, keys, certificates and this file.
-
-        The folders of certificate and node key are closed, too, unless data lie in them.
+        """Files and folders that no run may read, even below ``data``: state, keys, certificates and this file. The
+        folders of certificate and node key are closed, too, unless data lie in them.
         """
         files = [Path(name) for name in (self.authority, self.node_key) if name is not None]
         beside_them = [
@@ -370,7 +365,6 @@ def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:
 
 
 def existing(file: YamlFile, path: Path, key: tuple[str, ...], name: str, remedy: str) -> str:
-    """Return the path of the file ``name``, beside ``path``; raises `ConfigError` at the key if it does not exist."""
     found = beside(path, name, file.place(key))
     if not found.is_file():
         raise ConfigError(file.place(key), f"{found} does not exist", remedy)
@@ -378,7 +372,6 @@ def existing(file: YamlFile, path: Path, key: tuple[str, ...], name: str, remedy
 
 
 def must_exist(file: YamlFile, config: Section, remedies: dict[str, str]) -> None:
-    """Raise `ConfigError`, with the remedy of its field, if a path does not exist that a field gives."""
     for field, remedy in remedies.items():
         name = getattr(config, field)
         if name and not Path(name).exists():

@@ -65,8 +65,7 @@ class StrategyConfig(StrategySections):
     def load(cls, name: str | Path, overrides: Sequence[str] = ()) -> StrategyConfig:
         """Read a strategy file.
 
-        A path inside ``task`` is relative to the file if it exists there; otherwise it stays, relative to the working
-        folder of a silo.
+        A path inside ``task`` is relative to the file if it exists there; otherwise to the working folder of a silo.
 
         Args:
             name: path of a file, or name of a shipped strategy.
@@ -92,9 +91,8 @@ class StrategyConfig(StrategySections):
         return config.model_copy(update={"task": config.task.relocated(relocated)})
 
     def with_policies(self, policies: Mapping[str, Policy]) -> StrategyConfig:
-        """Return a copy in which ready policies, which need not be registered, replace those of their sections.
-
-        Raises `ConfigError` if a policy does not belong in its section, or does not fit the other sections.
+        """Return a copy in which ready policies, registered or not, replace those of their sections. Raises
+        `ConfigError` if a policy does not belong in its section, or does not fit the other sections.
         """
         known = ("predictor", "balancer", "barrier", "aggregation", "server_optimizer", "on_round")
         for section, policy in policies.items():
@@ -107,7 +105,6 @@ class StrategyConfig(StrategySections):
         return self._with("policies", policies, "Choose policies that fit the strategy")
 
     def told(self, train: Mapping[str, Any], evaluate: Mapping[str, Any]) -> StrategyConfig:
-        """Copy with further entries in `train_config` and `evaluate_config`; raises `ConfigError` if one is invalid."""
         told = self._with("train_config", {"train_config": {**self.train_config, **train}})
         return told._with("evaluate_config", {"evaluate_config": {**self.evaluate_config, **evaluate}})
 
@@ -127,9 +124,8 @@ class StrategyConfig(StrategySections):
         return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Sequence[str], file: str = "the silo file") -> None:
-        """Check that the strategy can run with silos of these ``names``; ``file``, their source, is for the error.
-
-        Raises `ConfigError` if a name is not listed in ``silos``, a listed silo is not available, or silos are too few.
+        """Raise `ConfigError` if the strategy cannot run with silos of these ``names``, which ``file`` gives: a name is
+        not listed in ``silos``, a listed silo is not available, or silos are too few.
         """
         for name in names:
             if self.silos is not None and name not in self.silos:
@@ -167,7 +163,6 @@ class StrategyConfig(StrategySections):
             raise errors[0]
 
     def check_target(self, target: float | None) -> None:
-        """Raise `ConfigError` if the task cannot reach a target accuracy from the command line."""
         if target is not None and (wrong := unreachable(target, self.task)):
             raise ConfigError("--target-accuracy", wrong[0], wrong[1].capitalize())
 
@@ -182,10 +177,8 @@ class StrategyConfig(StrategySections):
 
     @property
     def work_ratio(self) -> float | None:
-        """Largest ratio between the work of two silos; None if unbounded.
-
-        If silos do unequal steps and are weighed by samples, the size of an update grows with both. The limit is then
-        the square root of ``cipher.work_ratio``.
+        """Largest ratio between the work of two silos; None if unbounded. If silos do unequal steps and are weighed by
+        samples, the size of an update grows with both, and the limit is the square root of ``cipher.work_ratio``.
         """
         if not isinstance(self.cipher, MaskedConfig):
             return None
@@ -214,7 +207,6 @@ class StrategyConfig(StrategySections):
 
     @property
     def shares(self) -> int:
-        """Number of shares of the data where no silo file defines it."""
         return len(self.silos or ()) or self.min_silos or 2
 
     def policies(self, silos: int | None = None) -> Policies:

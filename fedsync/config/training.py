@@ -36,7 +36,6 @@ LONGEST_KEY, LONGEST_TEXT = 128, 1024
 
 
 def _checked(data: Any) -> Any:
-    """Return the data if valid; data that is not a mapping is left for pydantic to refuse."""
     if not isinstance(data, Mapping):
         return data
     if len(data) > MOST_ENTRIES:
@@ -72,7 +71,6 @@ _NAMES = get_args(OptimizerName)
 
 
 def _optimizer(given: Any) -> str | dict[str, _Keyword]:
-    """Return a name, or a section of ``kind`` and keywords; `LocalConfig` checks the keywords with PyTorch."""
     if isinstance(given, Mapping):
         if given.get("kind") not in _NAMES:
             raise ValueError(f"its kind is {given.get('kind')!r}; {near_miss(str(given.get('kind')), _NAMES)}")
@@ -83,7 +81,6 @@ def _optimizer(given: Any) -> str | dict[str, _Keyword]:
 
 
 def _keywords(given: Mapping[str, Any]) -> dict[str, _Keyword]:
-    """Check the types of a ``kind`` and its keywords for PyTorch."""
     try:
         return _KEYWORDS.validate_python(given, strict=True)
     except ValidationError as error:
@@ -93,8 +90,7 @@ def _keywords(given: Mapping[str, Any]) -> dict[str, _Keyword]:
 class LocalConfig(Section):
     """Local training of a silo.
 
-    A silo's owner may choose another device, or report no resources, in the node configuration
-    (``device="cuda:1" resources="off"``), which overrides this section.
+    A silo's owner may override device and resources in the node configuration (``device="cuda:1" resources="off"``).
     """
 
     steps: PositiveInt = 20
@@ -162,9 +158,8 @@ class LocalConfig(Section):
         return given
 
     def solver(self, task: TaskSection) -> Solver:
-        """Return the effect of local steps, for aggregation that normalises updates.
-
-        A step of statistics pulls them by ``learning_rate``, as ``proximal`` does.
+        """Return the solver, for normalised updates. Steps of statistics pull by ``learning_rate``, as ``proximal``
+        does.
         """
         if task.additive:
             return Solver(pull=self.learning_rate * (1 + self.proximal))
@@ -172,7 +167,6 @@ class LocalConfig(Section):
 
     @property
     def sgd_momentum(self) -> float:
-        """Momentum of SGD; 0 with other optimizers."""
         match self.optimizer:
             case "sgd":
                 return self.momentum

@@ -107,11 +107,7 @@ def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
 
 
 class YamlFile:
-    """Parsed YAML file that knows the line of each value.
-
-    Args:
-        name: name of the file in errors.
-        text: its content.
+    """Parsed YAML file that knows the line of each value; ``name`` is its name in errors.
 
     Raises `ConfigError` if the text is not YAML or not a mapping, a value cannot be converted, or a key occurs twice.
     """
@@ -137,7 +133,6 @@ class YamlFile:
 
     @classmethod
     def read(cls, path: Path) -> YamlFile:
-        """Read and parse a file; raises `ConfigError` if it is unreadable, or the constructor refuses it."""
         try:
             return cls(str(path), path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -158,11 +153,9 @@ class YamlFile:
                 raise ConfigError(place, f"{_shown(text)} is not YAML", _PLAIN) from error
 
     def put(self, key: str, value: object, place: str) -> None:
-        """Set or replace the value of a dotted key, ``a.b``; ``place`` is its origin, for errors."""
         self._put(tuple(key.split(".")), value, place, place)
 
     def _put(self, path: tuple[str, ...], value: object, place: str, origin: str) -> None:
-        """Set a value, with ``origin`` for it and for sections that it needs; raises `ConfigError` at ``place``."""
         target = self.data
         for depth, part in enumerate(path[:-1], 1):
             if part not in target:
@@ -330,7 +323,6 @@ def _remedy(error: ErrorDetails, path: tuple[str, ...]) -> str:
 
 
 def _has_kind(error: ErrorDetails) -> bool:
-    """Whether the expected section has a ``kind``: always for a union of sections, sometimes for one section."""
     name = error.get("ctx", {}).get("class_name")
     sections = [section for section in Section.__subclasses__() if section.__name__ == name]
     return name is None or any("kind" in section.model_fields for section in sections)

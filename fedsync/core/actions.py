@@ -1,4 +1,4 @@
-"""Actions: the coordinator's only output. A driver, the loop with clock and messages, carries them out in order."""
+"""Actions: the coordinator's only output. A driver (main loop with clock and messages) carries them out in order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ class Dispatch:
 class Commit:
     """Command to add pending updates to the model, which becomes ``version``.
 
-    The model becomes ``model + sum_i c_i update_i`` or, if ``toward``, ``model + sum_i c_i (base_i + update_i -
-    model)``, where ``base_i`` is the model that the silo started from.
+    The new model is ``model + sum_i c_i update_i``. With ``toward`` it is ``model + sum_i c_i (base_i + update_i -
+    model)``, where ``base_i`` is the model that silo i started from.
 
     Args:
-        weights: update id -> c_i, final: they sum to 1 for weighted means only. Sorted by id, so that every driver adds
-            in the same order and ends with the same bits.
-        toward: move towards the silos' whole models instead of along their updates.
+        weights: update id -> c_i; they sum to 1 for weighted means only. Sorted by id, so that every driver adds in the
+            same order and gets the same bits.
         steps: sum of c_i tau_i, the local steps behind the sum; 0 unless silos keep control variates.
         stands_for: sum of the updates' integer weights n_i (`fedsync.core.weighting`); 0 unless silos keep variates.
     """
@@ -77,11 +76,8 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class KeepBest:
-    """Command to keep a version as the best model, in place of the previous best, before any change of the model.
-
-    Args:
-        score: all metrics of the version.
-        value: value of the version by the run's selection rule; see `fedsync.evaluation.version_scores.Selection`.
+    """Command to keep the version of ``score`` as the best model, before any change of the model. ``value`` is its
+    value by the run's selection rule (`fedsync.evaluation.version_scores.Selection`).
     """
 
     score: Score
@@ -90,10 +86,7 @@ class KeepBest:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Request to evaluate model ``version`` on a split; the default is the routine evaluation of the newest model.
-
-    With an ``owner``, the model is that silo's own, and other silos evaluate it.
-    """
+    """Request to evaluate model ``version`` on a split; with ``owner``, other silos evaluate that silo's own model."""
 
     version: int
     silos: tuple[str, ...]
@@ -126,11 +119,8 @@ class Attested:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAnswered:
-    """Answer to an operator's request, sent once its effects would survive a restart.
-
-    Args:
-        refused: reason why nothing was changed; "" if the request was accepted.
-        again: the request is a duplicate, so nothing was changed now.
+    """Answer to an operator's request, sent once its effects would survive a restart. ``refused`` is the reason why
+    nothing changed, or "". ``again`` marks a duplicate request, which changes nothing.
     """
 
     request: str

@@ -1,19 +1,19 @@
 """Availability windows of part-time silos: silos that are away, or have too little time left for more training.
 
 A silo reports its remaining time when it joins and with each update (`fedsync.core.orders.Presence`). This module
-converts the durations to times on the run's clock. Silos without a window are not tracked, and cost nothing.
+converts the durations to times on the run's clock. Silos without a window are not tracked.
 
 | a silo with a window | barriers | its order |
 |---|---|---|
 | inside its window | see it | any order that it is predicted to finish in time |
 | inside, idle, and an order takes longer than the time left | do not see it | none |
-| window over, busy | do not see it, so nobody waits for it | goes on; counts unless a commit came first |
+| window over, busy | do not see it, so no barrier waits for it | goes on; counts unless a commit came first |
 | window over, idle | do not see it | none |
 | disconnected | handled like any lost silo | |
 | next window has begun, and the silo is connected | see it | as inside its window |
 
-Absence is no failure: an order answered with AWAY is not counted as failed. While a silo is expected back, the run
-waits, even with no silo present. The journal names the silo.
+An order answered with AWAY does not count as failed. While a silo is expected back, the run waits, even with no silo
+present. The journal names the silo.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Coordinator of a run: gets events, asks the policies, and returns decisions. It decides and does not act.
+"""Coordinator of a run: gets events, asks the policies, and returns actions, which a driver (main loop) carries out.
 
 `Coordinator.handle` takes a batch of events and a time, and returns actions and a reason. It never sleeps, reads a
-clock, draws global randomness or touches an array: drivers do. So replaying a journal's events on a new coordinator
-gives the same actions. A whole batch is absorbed before any decision, so silos that report at the same time are seen
-together. Not to be confused with a driver, which moves payloads and messages; with a barrier, which only decides when
-to commit and which silos continue; or with an aggregator, which does the arithmetic.
+clock, draws global randomness or touches an array, so replaying a journal's events on a new coordinator gives the same
+actions. It absorbs a whole batch before any decision, so silos that report at the same time are seen together.
 
 States of a silo in `CoordinatorState`:
 
@@ -106,7 +104,7 @@ class Coordinator:
 
     @property
     def able(self) -> bool:
-        """Whether the run can progress: not if each silo present fails every order and no other silo is expected."""
+        """Whether the run can progress: enough silos are present that do not fail, or others are expected."""
         state, least = self._state, self._policies.least
         expected = any(each.expects for each in state.extensions.values())
         return state.closing is not None or expected or state.failures.able(state.silos, least)
@@ -117,7 +115,7 @@ class Coordinator:
 
     @property
     def steered(self) -> tuple[Collection[str], Collection[str]]:
-        """Ids of the newest answered operator requests, and dropped silos."""
+        """Ids of the newest answered operator requests, and names of the dropped silos."""
         steering = self._state.extensions.get("steering")
         return getattr(steering, "answered", ()), getattr(steering, "dropped", ())
 
@@ -135,11 +133,9 @@ class Coordinator:
         self._follow_operator()
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
-        """Absorb events and decide; return the journal entry, with actions to carry out in order.
+        """Absorb events, decide, and return the journal entry; the events of one batch count as simultaneous.
 
-        Args:
-            events: in order; events of one batch count as simultaneous.
-            now_s: monotonic seconds since the run began.
+        ``now_s`` is monotonic seconds since the run began.
 
         Raises:
             PolicyError: a policy broke its contract.
@@ -303,7 +299,6 @@ class Coordinator:
         return reason or state.closing
 
     def _ask_barrier(self, now_s: float, actions: list[Action]) -> str:
-        """Ask the barrier until it commits nothing more; a commit may end the run."""
         state, reasons = self._state, []
         silos, pending = MappingProxyType(state.silos), MappingProxyType(state.pending)
         work = self._current_plan()

@@ -36,9 +36,8 @@ class SiloLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """End of an order without a usable update; the silo is idle again.
-
-    With ``back_s``, the silo is away for this time [s], and the order does not count as failed.
+    """End of an order without a usable update; the silo is idle again. With ``back_s``, the silo is away for this time
+    [s], and the order does not count as failed.
     """
 
     at_s: float
@@ -70,9 +69,8 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Answer to an `Evaluate` action; ``evaluation`` is None on failure, or if metrics are encrypted (sealed figures).
-
-    With sealed figures, ``pooled`` holds the metrics that the silo decrypted from the commits sent with the model.
+    """Answer to an `Evaluate` action; ``evaluation`` is None if it failed, or if metrics are encrypted (sealed
+    figures). With sealed figures, ``pooled`` holds the metrics that the silo decrypted from commits.
     """
 
     at_s: float
@@ -94,9 +92,8 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """Spare time of the driver: predictors may train for ``epochs`` epochs, summed over all silos.
-
-    It is an event, because training changes later decisions: a replay must train equally long at the same moments.
+    """Spare time of the driver: predictors may train for ``epochs`` epochs, summed over all silos. It is an event
+    because training changes later decisions: a replay must train equally long at the same moments.
     """
 
     at_s: float
@@ -109,7 +106,6 @@ class OperatorAsked:
 
     Args:
         request: id of the request; a repeated id marks a duplicate.
-        question: the requested change.
         problem: reason of the driver, which knows the whole configuration, to refuse; "" for none.
     """
 

@@ -1,8 +1,8 @@
-"""Extension hooks of the coordinator (the server's decision maker): base class of optional features of its decisions.
+"""Extension hooks of the coordinator, for optional features that change its decisions.
 
-A feature that a plain run does not use is an `Extension`. The coordinator holds its run's extensions by name and calls
-their hooks in the order in which they were added. The code for orders depends on no particular extension. Decisions of
-extensions depend only on events and times, as the coordinator's decisions do, so a run can be replayed.
+A feature that a plain run does not use is an `Extension`. The coordinator calls the hooks of its extensions in the
+order in which they were added. As for the coordinator, decisions depend only on events and times, so a run can be
+replayed. A listener (`fedsync.observe.recorder.Listener`) reacts to decisions, but cannot influence them.
 
 | when | hook | the extension can |
 |---|---|---|
@@ -17,9 +17,6 @@ extensions depend only on events and times, as the coordinator's decisions do, s
 | stop rules are asked | `stops` | end the run, with a reason |
 | the barrier is asked | `shows`, `wake_s` | hide silos from the barrier, with a reason; request another call |
 | a checkpoint is written or read | `state`, `restore` | store its state under its own name |
-
-Not to be confused with a listener (`fedsync.observe.recorder.Listener`), which reacts to decisions, for example with a
-message or a progress bar, and cannot influence them.
 """
 
 from __future__ import annotations
@@ -66,9 +63,7 @@ class Extension:
         return False
 
     def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
-        """Return the reason to keep a sound update out of the model of ``version``; None to use the update, "" if its
-        order was for another model.
-        """
+        """Return why a sound update stays out of the model; None to use it, "" if the order was for another model."""
         return None
 
     def on_order(self, order: WorkOrder) -> WorkOrder:
@@ -100,10 +95,9 @@ class Extension:
 
 
 class Extensions(dict[str, Extension]):
-    """Extensions of a run by name, asked in the order in which they were added."""
+    """Extensions of a run by name."""
 
     def add(self, extension: Extension) -> None:
-        """Add an extension; raise ConfigError if another one has its name."""
         name = extension.name
         if name in self or name in _OWN:
             remedy = "List each kind once, and give each class a name of its own"
@@ -145,7 +139,7 @@ class Extensions(dict[str, Extension]):
         return {name: each.state() for name, each in self.items()}
 
     def restore(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Continue from the `states` of another run; states of extensions that this run lacks are ignored."""
+        """Restore the `states` of another run; states of extensions that this run lacks are ignored."""
         for name, state in states.items():
             if name in self or name in _OWN:
                 self.own(name).restore(state)

@@ -1,8 +1,7 @@
 """Journal of a run: log of every batch of events, with the coordinator's actions and reason.
 
 A journal is JSON lines. The first line is a header with the format number and the data to rebuild the coordinator.
-Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Replaying a journal gives the same actions.
-The journals of two runs with the same events and actions have the same bytes.
+Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Equal runs have equal bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Handler(Protocol):
 
 
 class JournalWriter:
-    """Writer that appends a line per entry and flushes it for readers; ``header`` None continues a journal."""
+    """Writer that appends one line an entry and flushes it for readers; ``header`` None continues a journal."""
 
     def __init__(self, path: Path, header: Mapping[str, Any] | None) -> None:
         self._file: TextIO = open_private(path, "a" if header is None else "w")
@@ -70,7 +69,7 @@ class JournalWriter:
 
 
 def open_private(path: Path, mode: Literal["a", "w"] = "w", newline: str | None = None) -> TextIO:
-    """Open a text file for writing with mode 0600, since it holds silos' own statements."""
+    """Open a text file for writing with mode 0600, because journals hold silos' own statements."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if mode == "a" else os.O_TRUNC)
     descriptor = os.open(path, flags, 0o600)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -116,9 +115,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def replay(entries: Iterable[JournalEntry], coordinator: Handler) -> Iterator[JournalEntry]:
-    """Feed recorded events to a fresh coordinator and yield its entries.
-
-    The result equals ``entries`` if and only if the coordinator decides as the one that wrote them.
-    """
+    """Feed recorded events to a fresh coordinator and yield its entries: the same as ``entries`` if decisions agree."""
     for entry in entries:
         yield coordinator.handle(entry.events, entry.at_s)

@@ -1,4 +1,4 @@
-"""Begin and end of orders: turns a barrier's verdict into actions, and cleans up after failures and lost silos."""
+"""Begin and end of orders: orders from a barrier's verdict, and cleanup after failed orders and lost silos."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsync.evaluation import final_evaluation as closing
 
 
 def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = False) -> None:
-    """End a silo's order in work without a usable update; no failure is counted for a silo that is ``away``."""
+    """End a silo's order in work without a usable update; for a silo that is ``away``, no failure is counted."""
     silo = state.silos[name]
     assert silo.order is not None
     if silo.order.scores_only:
@@ -58,10 +58,8 @@ def release(
     now_s: float,
     actions: list[Action],
 ) -> None:
-    """Give each released silo, and each silo that may queue, an order based on the newest version.
-
-    Changes ``state`` and appends to ``actions``; ``recent`` journal entries are for errors. Raises `PolicyError` if a
-    released silo is not idle, or a silo with a queued order does not have exactly one order.
+    """Give an order based on the newest version to each released silo, and to each silo that may queue. Raises
+    `PolicyError` if a released silo is not idle, or a silo that queues does not have exactly one order.
     """
     chosen = (*verdict.release, *verdict.queue)
     if not chosen:
@@ -86,7 +84,7 @@ def release(
 
 
 def hurry(state: CoordinatorState, verdict: Verdict, recent: Sequence[object], actions: list[Action]) -> None:
-    """Add early stops (once an order) and progress probes; arguments and errors as in `release`."""
+    """Add early stops (once an order) and progress probes; errors as in `release`."""
     for name in verdict.stop_now:
         update_id = _busy_order(state, name, "stops", recent).update_id
         if state.halted.get(name) != update_id:  # once an order: drivers remember a halt

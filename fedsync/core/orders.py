@@ -1,4 +1,4 @@
-"""Orders (requests for local training) and silos' reports: frozen values, sent between processes and journaled."""
+"""Orders (requests for local training) and silos' reports: immutable values, sent between processes and journaled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum, auto
 from fedsync.common.codec import Sum
 
 MAX_AWAY_S = 3 * 86_400.0
-"""Upper bound of both durations of a daily window [s]: a lost hour (summer time) may skip a daily window."""
+"""Upper bound of both durations of a daily window [s], above 48 h: the hour lost in spring may skip a daily window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Presence:
 
     @property
     def sound(self) -> bool:
-        """Whether the durations are possible for a daily window; NaN fails every comparison."""
+        """Whether the durations are possible for a daily window; False for NaN."""
         return 0 <= self.left_s <= self.back_s <= MAX_AWAY_S
 
 
@@ -32,8 +32,8 @@ MISSIZED = "missized_step_count"
 class Split(StrEnum):
     """Samples of a silo on which a model is evaluated.
 
-    All decisions of a run, such as stop rules and the best version, use the validation split. A silo without a
-    validation split uses its test split instead. Otherwise the test split is evaluated once, after all decisions.
+    Decisions, such as stop rules and the best version, use the validation split. A silo without one uses its test split
+    instead. In other silos, the test split is evaluated once, after all decisions.
     """
 
     VALIDATION = auto()
@@ -80,14 +80,13 @@ class WorkOrder:
         overrun: share of a step, 0..1, by which the last step may exceed the budget; at 1 every step that begins in
             time is done.
         evaluate: evaluate the base model before training.
-        subject: model to train, or to evaluate where the order `scores_only`. The silo trains its own model further,
-            and sends nothing back unless ``share``.
+        subject: model to train, or to evaluate if the order `scores_only`. A silo trains its own model further, and
+            sends it back only with ``share``.
         after: finished orders of this subject; at 0 training starts from the model sent with the order.
         share: send the silo's own model back for evaluation by other silos, if its owner allows it.
-        split: samples of the evaluation.
         behind: update id of the order that the silo trains first; empty if the order begins at once.
-        carry: share, 0..1, of the update of ``behind`` that is added to the base model before training. Every order of
-            the run has it, so that silos keep their last update.
+        carry: share, 0..1, of the update of ``behind`` that is added to the base model before training. All orders of a
+            run have the same share, so that silos keep their last update.
         config: JSON object for the silo's own training code, in addition to ``train_config``; empty for none.
     """
 
@@ -115,7 +114,7 @@ class WorkOrder:
 
     @property
     def scores_only(self) -> bool:
-        """Whether the order only collects an evaluation: at learning rate 0 the update changes nothing."""
+        """Whether the order only evaluates: at learning rate 0 the update changes nothing."""
         return self.learning_rate == 0
 
     @property
@@ -125,15 +124,14 @@ class WorkOrder:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Means over a few consecutive local steps.
+    """Means over a few consecutive local steps; ``cpu`` and ``memory`` are None if not reported.
 
     Args:
         speed: samples per second over the compute part.
-        cpu: share, 0..1, of the trainer's allowed processors (affinity or quota) that is available to it: 1 less the
-            use by other programs. The trainer's own use counts as available. None if not reported.
+        cpu: share, 0..1, of the trainer's allowed processors (affinity or quota) that other programs leave to it.
         memory: memory pressure, 0..1: used share of the machine's memory or of the silo's limit, raised by the share of
             time in which programs waited for memory. On a GPU, the share of its memory that other programs hold or
-            training needs. None if not reported.
+            training needs.
     """
 
     speed: float
@@ -151,7 +149,7 @@ class Evaluation:
 
     Args:
         loss: summed loss over the samples; None if the silo's own training code reports none.
-        correct: number of correct predictions (or the task's summed score); None if the silo's own code reports none.
+        correct: number of correct predictions, or the task's summed score; None as for the loss.
         samples: size of the split.
         metrics: name -> mean and number of samples, for metrics that no decision uses.
         sums: statistic key -> sums; see `fedsync.evaluation.metrics`.
@@ -169,11 +167,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Quality of a model ``version``: accuracy and mean loss over a split of several silos; None if no silo reports it.
+    """Quality of a model ``version`` over a split of several silos; numbers that no silo reports are None.
 
-    Accuracy is the share of correct predictions, or the mean of another score of the task; higher is better.
-
-    ``metrics`` holds the numbers of `fedsync.evaluation.metrics` by name, computed from the sums of these silos.
+    Accuracy is the share of correct predictions, or the mean of another score of the task; higher is better. The loss
+    is a mean. ``metrics`` are the metrics of `fedsync.evaluation.metrics` by name, from the pooled sums of the silos.
     """
 
     version: int
@@ -196,8 +193,8 @@ class PooledFigures:
     Args:
         version: newest commit whose updates are included.
         loss: mean training loss over these updates; None in the final evaluation, or if a silo reports no loss.
-        score: score of the newest model evaluated among them, by ``split`` and ``subject``; None if there is none.
-        best: score of the version whose model silos keep as the best; None before there is one.
+        score: score of the newest evaluated model among them, by ``split`` and ``subject``; None if there is none.
+        best: score of the version that silos keep as the best; None before there is one.
         spoiled: silos in the unusable sums of this version; one of them sealed invalid data.
     """
 
@@ -245,13 +242,9 @@ class WorkReport:
 
 @dataclass(frozen=True, slots=True)
 class UpdateMeta:
-    """Metadata of an update for policies; the payload stays in the driver under ``update_id``.
+    """Metadata of an update for policies; the driver keeps the payload (``nbytes``) under ``update_id``.
 
-    Args:
-        examples: training samples of the silo; ``samples`` are those processed.
-        nbytes: payload bytes.
-        loss: mean training loss a sample; None if figures are sealed.
-        precision: as in the report.
+    ``examples`` are the silo's training samples, ``samples`` those processed. Other fields are as in `WorkReport`.
     """
 
     update_id: str
@@ -291,11 +284,11 @@ class SiloFacts:
     Args:
         examples: training samples; if figures are sealed, a number common to all silos of the run.
         memory_samples: largest batch that fits its memory, or None if unknown.
-        declared_speed: speed that its configuration file declares [samples/s], or None.
+        declared_speed: speed in the silo's configuration file [samples/s], or None.
         device: for users, for example ``cpu`` or ``cuda:0``.
-        validates: whether it has a validation split for the evaluation of rounds; see `Split`.
-        presence: its remaining time; None if always available.
-        least_batch: smallest batch that its owner allows.
+        validates: whether the silo has a validation split; see `Split`.
+        presence: the silo's remaining time; None if always available.
+        least_batch: smallest batch that its owner allows [samples].
         least_samples: fewest samples of an order that its owner allows.
     """
 

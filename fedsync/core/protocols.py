@@ -1,4 +1,4 @@
-"""Protocols (Python interfaces) of the policies that the coordinator calls. A policy is a value with pure functions."""
+"""Protocols (interfaces) of the policies that the coordinator calls. A policy is a value with pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """Resources of a machine at a forecast: ``cpu`` share and ``memory`` pressure, 0..1; ``cpu`` is 0 if unreported."""
+    """Resources of a machine at a forecast: ``cpu`` share and ``memory`` pressure, 0..1; 0 if not reported."""
 
     cpu: float
     memory: float
@@ -31,9 +31,9 @@ class SpeedSample:
 
     Args:
         speed: samples per second over the compute part.
-        cpu: share of processors available to the trainer, 0..1, or None if not reported; see `Window`.
-        memory: memory pressure, 0..1, or None if not reported.
-        windows: course of the order in short pieces, or empty; for predictors that learn.
+        cpu: share of processors available to the trainer, 0..1, as in `Window`; None if not reported.
+        memory: memory pressure, 0..1, as in `Window`; None if not reported.
+        windows: the order in short pieces, or empty; for predictors that learn.
         known: inputs of the forecast of this speed, for predictors that score their forecasts; None if there was none.
     """
 
@@ -47,8 +47,8 @@ class SpeedSample:
 class Predictor(Protocol[S]):
     """Predictor of a silo's speed from observations. State ``S`` is a picklable value; each silo has its own state.
 
-    ``observe`` and ``forecast`` are cheap and never train. Predictors that train do so in ``learn``, and `unlearned`
-    says whether training is due. The driver schedules ``learn`` when there is time.
+    ``observe`` and ``forecast`` are cheap and never train. ``learn`` trains; the driver calls it in spare time if
+    `unlearned`.
     """
 
     @property
@@ -62,7 +62,6 @@ class Predictor(Protocol[S]):
 
     def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None:
         """Return the predicted mean speed of the next order [samples/s], or None before the first observation.
-
         ``drivers`` are the newest known resources of the machine, or None.
         """
 
@@ -98,8 +97,8 @@ class RoundSeen:
     Args:
         names: the n connected silos, in order of joining.
         seconds: duration of the last order, by name; silos without an order since the last round are absent.
-        memory: share of memory in use during that order, 0..1, by name, for silos that report it.
-        examples: number of training samples that each silo reported, by name.
+        memory: share of memory in use during the last order, 0..1, by name, for silos that report it.
+        examples: number of training samples, by name.
     """
 
     names: Sequence[str]
@@ -123,9 +122,8 @@ class AdaptiveBalancer(Protocol[S]):
 
 
 class Barrier(Protocol[S]):
-    """Rule for when updates are committed and which silos may continue.
-
-    Level-triggered: each call receives the whole cluster, so a late or duplicate call is harmless.
+    """Rule for when updates are committed and which silos may continue. Each call receives the whole cluster, so a late
+    or duplicate call is harmless.
     """
 
     def init(self) -> S: ...
@@ -146,9 +144,8 @@ class Weigher(Protocol):
         """Whether the model moves towards the silos' models instead of along their updates; see `Commit`."""
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """Return positive finite coefficients c of the commit that makes ``version``, in the order of ``metas``.
-
-        The model becomes ``model + sum_i c_i update_i``; the coefficients need not sum to 1.
+        """Return positive finite coefficients c_i of the updates in the commit that makes ``version``, in the order of
+        ``metas``; see `Commit`. The coefficients need not sum to 1.
         """
 
 

@@ -31,7 +31,7 @@ MIN_SPEED = 1e-9
 MAX_EXAMPLES = 10**9
 
 MAX_COUNT = 10**15
-"""Largest integer, of samples or bytes, in a value that only limits what the silo itself is given."""
+"""Largest integer, of samples or bytes, in a value that limits only the reporting silo."""
 
 MAX_WINDOWS = 64
 
@@ -52,7 +52,7 @@ MAX_METRIC = 1e30
 """Bound of a metric, so that sums stay finite."""
 
 MAX_TEST_SAMPLES = 10**9
-"""Larger than any test split. A silo that claims more would drown all others in a pooled score."""
+"""Larger than any test split. A silo that claims more would dominate a pooled score."""
 
 MAX_SCORE = 1e6
 """Score of one sample that no task exceeds."""
@@ -73,9 +73,8 @@ _SUBJECTS = frozenset(Subject)
 
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
-    """Check a report against its order; raise `ProtocolError` that names the silo and the first failed check.
-
-    `usable` checks the evaluation separately: an update may be good although its evaluation is not.
+    """Check a report against its order; raise `ProtocolError` for the first failed check. `usable` checks the
+    evaluation separately: an update may be good although its evaluation is not.
     """
     # Runs for every update: messages are formatted only for a failed check.
     problem = _problem(order, meta, report)
@@ -187,13 +186,11 @@ def check_speed(silo: str, speed: float) -> None:
 
 
 def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Statistic] | None = None) -> None:
-    """Check the sample counts and the sums of an evaluation; raise ProtocolError for the first failed check.
+    """Check the sample counts and sums of an evaluation; raise ProtocolError for the first failed check.
 
-    With ``known`` (the run's statistics by key), no other statistics are allowed, and `Statistic.problem` checks each.
-    Without ``known``, statistics are only bounded.
-
-    A task's score need not be a share: a log-likelihood is unbounded, and may be very low for an untrained model.
-    A limit of 1 a sample would not stop a lying silo, which can claim that all predictions are right.
+    With ``known`` (the run's statistics by key), other statistics are refused, and `Statistic.problem` checks each.
+    Scores are bounded loosely: a log-likelihood may be very low for an untrained model, and a lying silo can claim full
+    accuracy anyway.
     """
     samples = evaluation.samples
     if not (

@@ -40,7 +40,7 @@ class Policies:
     Args:
         tally: largest number of silos in one sum of evaluations under sealed figures; 0 if each silo reports its own.
         evaluate: share of silos, drawn anew for each version, that evaluates the version; 0 for no evaluation.
-        cross_site: models that each silo trains alone after the run, for comparison; None for none.
+        cross_site: models that each silo trains alone after the run, for comparison.
         controls: silos keep control variates, so commits have ``steps`` and ``stands_for``.
         least: smallest number of silos for a version; an operator cannot drop silos below this number.
         predicts: a policy uses forecasts; if False, speed reports are ignored unless a silo has an availability window.
@@ -68,14 +68,12 @@ class Policies:
         return () if self.cross_site is None else self.cross_site.subjects
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
-        """Return the silos that evaluate a version: their share rounded down, at least two."""
         if self.evaluate == 1:
             return silos
         count = part_of(len(silos), self.evaluate, least=2) if self.evaluate else 0
         return draw(silos, count, self.seed, Stream.EVALUATION, version)
 
     def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:
-        """Return the commit that makes ``version``; raises `PolicyError` if the weigher broke its contract."""
         coefficients = tuple(self.weigher.coefficients(metas, version))
         if len(coefficients) != len(metas):
             raise PolicyError(f"the weigher gives {len(metas)} updates {len(coefficients)} coefficients", recent)
@@ -94,21 +92,18 @@ class Policies:
 
 @dataclass(slots=True)
 class FailurePolicy:
-    """Rule that ends a run whose silos keep failing; ``proven`` silos have delivered an update, and may return."""
+    """Rule that ends a run whose silos keep failing. ``proven`` silos have delivered an update, and may return."""
 
     proven: set[str] = field(default_factory=set)
     last_failure: str = ""
 
     def able(self, silos: Mapping[str, SiloView], least: int) -> bool:
-        """Whether the connected silos can make a version: ``least`` of them do not fail, or none fails.
-
-        Called at every decision, so the count stops as early as possible.
-        """
+        """Whether the connected silos can make a version: ``least`` of them do not fail, or none fails."""
         working = sum(1 for _ in islice((silo for silo in silos.values() if silo.failures < MAX_FAILURES), least))
         return working >= least or 0 < working == len(silos)
 
     def hopeless(self, silos: Mapping[str, SiloView], least: int) -> str | None:
-        """Return the reason to give the run up, or None: too many connected silos fail, and no others are expected."""
+        """Return the reason to give up the run, or None: too many connected silos fail, and no others are expected."""
         if not silos or self.able(silos, least) or any(silo.busy for silo in silos.values()):
             return None
         failing = [silo.failures for silo in silos.values() if silo.failures >= MAX_FAILURES]
@@ -126,7 +121,6 @@ class CoordinatorState:
     Args:
         forecasts: forecasts of all silos that ever joined.
         version: model version; raised by commits and rollbacks.
-        pending: updates that wait for a commit, by identifier.
         found_caps: largest batch that worked after running out of memory, by silo.
         leaders: best versions by each rule of the run.
         claims: pooled figures by silo under sealed figures; see `fedsync.evaluation.metric_votes`.
@@ -137,8 +131,8 @@ class CoordinatorState:
         sums_ordered: number of these questions whose encrypted sums were ordered or skipped, under sealed figures.
         final_version: version at the end of training.
         awaiting: silos that have not answered the newest question of the final evaluation.
-        halted: identifier of the last halted order, by silo.
-        alarms: times at which the barrier is called again, earliest last; each new alarm is earlier than all others.
+        halted: update id of the last halted order, by silo.
+        alarms: times at which the barrier is called again, earliest last.
     """
 
     forecasts: Forecasts
@@ -178,14 +172,13 @@ class CoordinatorState:
         return order if order is not None and order.update_id == update_id else None
 
     def answered(self, name: str, update_id: str) -> WorkOrder | None:
-        """As `order_of`, after an answer: a queued order that is answered first becomes the running order."""
+        """As `order_of`, after an answer; a queued order that is answered first becomes the running order."""
         silo = self.silos.get(name)
         if silo is not None and silo.queued is not None and silo.queued.update_id == update_id:
             self.silos[name] = replace(silo, order=silo.queued, queued=silo.order, progress_steps=0)
         return self.order_of(name, update_id)
 
     def wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
-        """Set an alarm for another call of the barrier, unless an earlier alarm is already set."""
         alarms = self.alarms
         while alarms and alarms[-1] <= now_s:
             alarms.pop()
@@ -238,7 +231,6 @@ class CoordinatorState:
 
     @property
     def evaluated(self) -> bool:
-        """Whether an update, running or pending, contains an evaluation of the newest version."""
         waiting = any(meta.base_version == self.version for meta in self.pending.values())
         return waiting or self.scores.under_way(self.version)
 

@@ -48,7 +48,7 @@ class StopRules:
 
     Args:
         rounds: number of commits; a rollback is no commit.
-        seconds: virtual or wall time since the start of the run [s]; the coordinator sets an alarm.
+        seconds: virtual or wall time since the start of the run [s].
         target_accuracy: accuracy of an evaluated version, or any number for a task with another score.
         patience: number of consecutive evaluated versions without improvement of accuracy or of ``steady``.
         relative_change: change of the training loss between two checks; see `Passes`.
@@ -101,20 +101,17 @@ class _Pass:
 class Passes:
     """Training loss at checks; a check is due after each pass of the slowest silo over its data.
 
-    A round may be arbitrarily short; then the loss changes little because little was done. So checks do not follow
-    rounds. A check is due when every connected silo has processed as many samples as it holds since the last check. The
-    loss of a check is ``sum_i n_i l_i / sum_i n_i``, where l_i is the mean training loss of silo i since the last
-    check and n_i its number of samples: more steps give a silo no more weight.
-
-    Under sealed losses, the loss of a check is the mean of the losses that silos attested since the last check, and the
-    check waits for one. Attested losses are a commit late.
+    Checks do not follow rounds, because in a short round the loss changes little. A check is due when every connected
+    silo has processed as many samples as it holds since the last check. The loss of a check is ``sum_i n_i l_i / sum_i
+    n_i``, where l_i is the mean training loss of silo i since the last check and n_i its number of samples: more steps
+    give a silo no more weight. Under sealed losses, it is the mean of the losses that silos attested since the last
+    check, and the check waits for one. Attested losses are a commit late.
 
     Args:
         loss: loss at the last check, None before the first.
         change: relative change between the last two checks; None before the second.
 
-    Source: FSP, section 5.3. Counting the slowest silo's samples is equivalent to measuring its seconds, and needs no
-    forecast.
+    Source: FSP, section 5.3. Counting the slowest silo's samples is equivalent to measuring its seconds.
     """
 
     loss: float | None = None
@@ -134,10 +131,7 @@ class Passes:
             self._unfinished -= 1
 
     def add(self, silo: str, examples: int, samples: int, loss: float | None) -> None:
-        """Count processed ``samples`` and their mean training loss (None if sealed); check if all passes are complete.
-
-        A removed silo is added again.
-        """
+        """Count ``samples`` and their mean training loss (None if sealed); check if all passes are complete."""
         if silo not in self._since:
             self.join(silo, examples)
         mine = self._since[silo]

@@ -1,4 +1,4 @@
-"""Read-only state of silos for policies, the list of silos behind it, and the verdict that a barrier returns."""
+"""Read-only state of silos for policies, and the verdict that a barrier returns."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class SiloView:
         since_s: time at which the silo became busy or idle; for a queued order, arrival of the previous update.
         forecast: predicted curve, or None before any observation.
         failures: number of consecutive failed orders.
+        samples: samples processed in all orders.
         overhead_s: duration of the last order without its training [s].
         progress_steps: local steps reported for the running order.
-        queued: order that begins after the training of the running order, or None.
-        queued_s: time at which ``queued`` was given.
+        queued: order given at ``queued_s``, which begins after the training of the running order, or None.
     """
 
     facts: SiloFacts
@@ -176,7 +176,7 @@ class Roster(dict[str, SiloView]):
 
     Attributes:
         idle: name -> rank in the order of joining, for silos without an order.
-        revision: counter of joins, leaves, and assignments of facts or forecasts (changed or equal).
+        revision: counter of joins, leaves, and assignments of facts or forecasts.
     """
 
     __slots__ = ("_joined", "_names", "_ranks", "idle", "revision")
@@ -216,7 +216,6 @@ class Roster(dict[str, SiloView]):
 
     @property
     def views(self) -> dict[str, SiloView]:
-        """Name -> view as a plain dictionary. Set it together with the counters when restoring a checkpoint."""
         return dict(self)
 
     @views.setter

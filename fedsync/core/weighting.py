@@ -17,10 +17,8 @@ PRECISION_UNIT = 64
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """Local solver of a silo, for `progress`.
-
-    ``momentum`` is rho of SGD. ``pull`` is the share of the distance from the start that each step takes back: eta mu
-    of a proximal term, or the rate of a running mean.
+    """Local solver of a silo, for `progress`. ``momentum`` is rho of SGD. ``pull`` is the share of the distance from
+    the start that each step takes back: eta mu of a proximal term, or the rate of a running mean.
     """
 
     momentum: float = 0.0
@@ -31,17 +29,16 @@ class Solver:
 class Weighting:
     """Weights of a commit, split into the silos' own factors and a factor common to the commit.
 
-    With the weight w_i of silo i and its local progress a_i (1 unless ``normalised``), a commit adds
-    ``rate x (sum_i w_i a_i / sum_i w_i) x sum_i (w_i update_i / a_i) / sum_i w_i``. These are three sums over silos, so
-    a server that can only add can compute the commit.
+    With the weight w_i of silo i and its local progress a_i (1 unless ``normalised``), a commit adds ``rate x (sum_i
+    w_i a_i / sum_i w_i) x sum_i (w_i update_i / a_i) / sum_i w_i``. These are three sums over silos, so a server that
+    can only add can compute the commit.
 
     Args:
-        by: weight of an update: equal for all silos, training samples held, samples processed, or precision, which
-            the silo computes from the samples held and its privacy noise.
+        by: w_i: 1, training samples held, samples processed, or precision, which the silo computes from the samples
+            held and its privacy noise.
         rate: server's learning rate.
         normalised: divide updates by local progress (FedNova).
-        momentum: rho of the silos' SGD, for `progress`.
-        pull: eta mu, for `progress`.
+        momentum, pull: rho and alpha of the silos' solver; see `progress`.
     """
 
     by: Share = "silo"
@@ -51,7 +48,6 @@ class Weighting:
     pull: float = 0.0
 
     def weight(self, examples: int, samples: int, precision: int | None = None) -> int:
-        """w_i of a silo that holds ``examples`` and processed ``samples``."""
         return {
             "silo": 1,
             "examples": examples,
@@ -60,7 +56,6 @@ class Weighting:
         }[self.by]
 
     def progress(self, steps: int) -> float:
-        """a_i after ``steps`` local steps."""
         return progress(steps, self.momentum, self.pull) if self.normalised else 1.0
 
 
@@ -69,7 +64,6 @@ def progress(steps: int, momentum: float, pull: float) -> float:
     """|a|_1: distance covered by tau = ``steps`` local steps along a constant gradient of 1, in units of eta.
 
     Needs tau >= 1, 0 <= rho < 1, and 0 <= alpha <= 1: then no a_k is negative without momentum.
-
     - SGD: ``tau``.
     - With momentum rho: ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``.
     - With a proximal term, alpha = eta mu = ``pull``: ``(1 - (1 - alpha)^tau) / alpha``.

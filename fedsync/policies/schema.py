@@ -1,8 +1,8 @@
 """Policies as parts of YAML files: frozen dataclasses that pydantic validates directly.
 
 A policy is one class. Its fields carry their bounds (`annotated_types`), the string below a field is its description,
-and `register` sets the ``kind`` by which a strategy file chooses it. Validation, YAML reference and JSON Schema are
-derived from the class. A field that holds another policy is annotated with `Chosen`.
+and `register` sets the ``kind`` by which a strategy file chooses it. A field that holds another policy is annotated
+with `Chosen`.
 
 The kinds of a section are found by importing every module of its package, so a new kind is a new file. The import
 happens at the first lookup of a kind, and pydantic is imported no sooner: ``import fedsync`` stays light.
@@ -101,17 +101,13 @@ class Settings:
 
     @property
     def symmetric(self) -> bool:
-        """Whether permuting silos permutes the actions, so that names do not matter; ties may follow join order.
-
-        True unless an inner part differs, such as a part that draws by name.
-        """
+        """Whether permuting silos permutes the actions: False if a part draws by name. Ties may follow join order."""
         return all(part.symmetric for part in self._parts())
 
     @property
     def scale_free(self) -> bool:
-        """Whether doubling all speeds and halving all seconds halves all requested times and changes nothing else.
-
-        True unless a setting, here or inside, is a nonzero number of seconds, as shown by its name.
+        """Whether doubling all speeds and halving all seconds halves all requested times and changes nothing else: true
+        if all settings in seconds (``*_s``), here and inside, are 0.
         """
         own = (field.name for field in dataclasses.fields(self) if field.name.endswith("_s"))  # type: ignore[arg-type]
         return not any(getattr(self, name) for name in own) and all(part.scale_free for part in self._parts())
@@ -168,7 +164,7 @@ class Settings:
 
 
 class Policy(Settings, ABC):
-    """Base of everything that a section of a strategy file chooses by its ``kind``; see the module."""
+    """Base of everything that a section of a strategy file chooses by its ``kind``."""
 
     section: ClassVar[str]
     kind: ClassVar[str]
@@ -207,8 +203,9 @@ P = TypeVar("P", bound=Policy)
 
 
 def register(kind: str) -> Callable[[type[P]], type[P]]:
-    """Class decorator that makes a policy available under ``kind`` in the section of its base class. Raises
-    `ConfigError` if ``kind`` is already in use in the section, or the class is not a frozen dataclass.
+    """Class decorator that makes a policy available under ``kind`` in the section of its base class.
+
+    Raises `ConfigError` if ``kind`` is already in use in the section, or the class is not a frozen dataclass.
     """
 
     def decorate(policy: type[P]) -> type[P]:
@@ -236,7 +233,6 @@ class DataPart(Policy):
 
 
 def kinds(section: str) -> Mapping[str, type[Policy]]:
-    """Registered policies of a section by kind, sorted by kind."""
     _import_all(_PACKAGES.get(section))
     for module in _EXTRAS.get(section, {}).values():
         importlib.import_module(module)
@@ -269,9 +265,8 @@ class Chosen:
     """Annotation of a field that holds a policy: a mapping with the ``kind`` of a registered policy, or a policy.
 
     Args:
-        section: name of the section, as in a strategy file.
         several: whether the field holds a nonempty list of policies, a tuple in Python.
-        among: kinds that may stand here, in the order of the JSON Schema; empty for all.
+        among: allowed kinds, in the order of the JSON Schema; empty for all of ``section``.
     """
 
     section: str

@@ -2,8 +2,8 @@
 
 Landlock (``landlock(7)``) denies access to all files except the named ones, and to all TCP ports except the named ones
 (Linux 6.7). It also denies access to other processes' memory, and signals to them (6.12). It does not control Unix
-sockets and UDP, so a seccomp filter (``seccomp(2)``) allows only TCP sockets. Landlock and seccomp need no privileges,
-and cannot be undone. The package ``landlock`` does not support ports, so the three system calls are made here.
+sockets and UDP, so a seccomp filter (``seccomp(2)``) allows only TCP sockets. Both need no privileges, and cannot be
+undone. The package ``landlock`` does not support ports, so the three system calls are made here.
 """
 
 from __future__ import annotations
@@ -136,7 +136,6 @@ class Room:
 
 
 def landlock_abi() -> int:
-    """Landlock version of this kernel; 0 without Landlock."""
     if sys.platform != "linux":
         return 0
     return max(0, _call(_CREATE, None, 0, _VERSION))
@@ -147,10 +146,8 @@ def can_confine() -> bool:
 
 
 def confine(room: Room) -> None:
-    """Confine this thread, and all that it starts from now on.
-
-    Other threads stay free and share its memory: only programs executed afterwards are fully confined. Raises
-    `ConfigError` if this system cannot confine processes.
+    """Confine this thread, and all that it starts from now on. Other threads stay free and share its memory: only
+    programs executed afterwards are fully confined. Raises `ConfigError` if this system cannot confine processes.
     """
     abi = landlock_abi()
     if abi == 0 or platform.machine() not in _CALLS:
@@ -184,9 +181,8 @@ def confine(room: Room) -> None:
 
 
 def own_namespaces() -> bool:
-    """Give this single-threaded process its own loopback network and shared memory.
-
-    Returns whether this succeeded. Where the system forbids namespaces, some steps may have been done.
+    """Give this single-threaded process its own loopback network and shared memory; return whether this succeeded.
+    Where the system forbids namespaces, some steps may have been done.
     """
     library = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
@@ -205,23 +201,18 @@ def own_namespaces() -> bool:
 
 
 def can_own_namespaces() -> bool:
-    """Whether `own_namespaces` would succeed here. A short-lived process tries it."""
     code = f"from {__name__} import own_namespaces; raise SystemExit(not own_namespaces())"
     return subprocess.run([sys.executable, "-P", "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def own_sources() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the folders that a confined process must read to run FedSync, and folders that it must list.
-
-    If a package is imported from its sources, the folder of the sources must be listed too.
-    """
+    """Return the folders that a confined process must read to run FedSync, and those that it must list."""
     package = Path(fedsync.__file__).resolve().parent
     listed = tuple(Path(each) for each in sys.path if each and package.parent == Path(each).resolve())
     return program_folders([package]), listed
 
 
 def settle_in(home: Path) -> None:
-    """Make ``home`` the home, working and temporary folder, and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ.update({"HOME": str(home), "FLWR_HOME": str(home), "TMPDIR": str(home / "tmp")})
     os.chdir(home)
@@ -265,7 +256,6 @@ def _argument_at(number: int) -> int:
 
 
 def _only(offset: int, *values: int, mask: int = 0) -> list[_Instruction]:
-    """Return instructions that deny a call unless a masked argument is one of the values."""
     masked = [(_MASK, 0, 0, mask)] if mask else []
     tests = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [(_LOAD, 0, 0, offset), *masked, *tests, (_GIVE, 0, 0, _DENY)]
@@ -342,10 +332,7 @@ def _done(result: int, what: str) -> int:
 
 
 def program_folders(packages: Iterable[Path] = ()) -> tuple[Path, ...]:
-    """Return the paths of Python, its packages and the files that system libraries read.
-
-    ``packages``: folders of packages outside the usual place, as in development.
-    """
+    """Return the paths of Python, its packages, and files that system libraries read, and ``packages`` elsewhere."""
     own = [Path(each).resolve() for each in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable)]
     system = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/proc", "/dev/null", "/dev/urandom", "/dev/random"]
     settings = ["ld.so.cache", "ld.so.preload", "localtime", "hosts", "host.conf", "nsswitch.conf", "resolv.conf"]

@@ -50,9 +50,7 @@ Check = Callable[[Path, bytes], None]
 
 
 def code_below(root: Path) -> dict[str, str]:
-    """SHA-256, hexadecimal, of every Python file below a folder, by relative path. Raises `ConfigError` if the folder
-    has too many files, or a file cannot be read.
-    """
+    """SHA-256, hexadecimal, of the Python files below a folder, by relative path; raises `ConfigError` on failure."""
     found: dict[str, str] = {}
     entries = 0
     for folder, inner, names in os.walk(root):
@@ -101,7 +99,6 @@ class Review:
         return folder / REVIEW
 
     def signed_by(self, key: str) -> bool:
-        """Whether this public key has a valid signature on these files."""
         key = bare(key)
         try:
             _public(key).verify(self.signatures[key], _signed(self.files))
@@ -133,7 +130,6 @@ def _signed(files: Mapping[str, str]) -> bytes:
 
 
 def confirmed_by_approval(record: Path) -> Check:
-    """Return the check of an approved run: files must have the content at approval."""
     try:
         files = json.loads(record.read_bytes())["code"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -151,9 +147,7 @@ def confirmed_by_approval(record: Path) -> Check:
 
 
 def confirmed_by_review(root: Path, reviewers: Sequence[str]) -> Check:
-    """Return the check of ``code: reviewed``: a reviewer must have signed the files of this folder. Raises
-    `OwnerRefusal` if no listed reviewer signed, or the review is damaged.
-    """
+    """Return the check of ``code: reviewed``; raises `OwnerRefusal` if no listed reviewer signed the folder's files."""
     try:
         review = Review.read(root)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -189,10 +183,8 @@ class _ConfirmedLoader(SourceFileLoader):
 
 
 def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
-    """Require a check of every module imported from now on, except installed modules.
-
-    ``root`` is the folder of the code, absolute and without links; it may lie above or below installed folders. Returns
-    a function that undoes this.
+    """Require a check of every module imported from now on, except installed modules; return a function that undoes
+    this. ``root`` is the folder of the code, absolute and without links; it may lie above or below installed folders.
     """
 
     loader = partial(_ConfirmedLoader, check=check)

@@ -2,8 +2,7 @@
 
 The server chooses the names in a run, so a silo's owner decides what may run: the files in ``code_files`` of silo.yaml,
 and named functions in them. At a silo with an owner, module names never lead to code. Emulated silos and the user who
-starts a run have no such owner; there the run's own settings count. With ``code: shipped``, the server may send any
-code, so files are not checked.
+starts a run have no such owner. With ``code: shipped``, the server may send any code, so files are not checked.
 
 | a run names | at a silo with an owner |
 |---|---|
@@ -42,8 +41,8 @@ _NAME = "fedsync_file_"
 
 
 def function_of(name: str, key: str) -> Callable[..., Any]:
-    """Return the function ``module:name``, for the user who starts a run. Raises `OwnerRefusal` if this process has an
-    owner, and `ConfigError` if there is no such function.
+    """Return the function ``module:name``. Raises `ConfigError` if it is missing, and `OwnerRefusal` at a silo with an
+    owner.
     """
     if os.environ.get(ALLOWED):
         problem = f"the run names the function {name!r}, and silos call no functions that a run names"
@@ -56,9 +55,7 @@ def function_of(name: str, key: str) -> Callable[..., Any]:
 
 
 def run_plugin(name: str) -> None:
-    """Run the ``plugin`` of a strategy file: a Python file, or an installed module by its dotted name. Raises
-    `ConfigError` if the plugin is missing or fails.
-    """
+    """Run a strategy file's ``plugin``, a Python file or a module; raises `ConfigError` if it is missing or fails."""
     if is_module(name):
         _imported(name, "plugin")
     else:
@@ -85,11 +82,9 @@ def _imported(module: str, key: str) -> ModuleType:
 
 
 def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> ModuleType:
-    """Run a user's file as a module, again if it was run before.
+    """Run a user's file as a module, again if it was run before; the run calls the name ``call`` in it, if given.
 
-    Args:
-        module_name: dotted name if the file belongs to a package; imports then start at the package's folder.
-        call: name in the file that the run calls, or empty.
+    With the dotted ``module_name`` of a file in a package, imports start at the package's folder.
 
     Raises:
         ConfigError: the file is missing or fails; the error names the file and, if known, the line.
@@ -127,12 +122,8 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
 
 
 def _admit(here: Path, root: Path, call: str) -> Check | None:
-    """Check that this silo's owner, if any, allows a file of code and the call of a name in it.
-
-    Returns:
-        The check of each file's content, if the owner confirms content.
-
-    Raises `OwnerRefusal` if the owner does not allow it, or the file would import from a foreign folder.
+    """Check that this silo's owner, if any, allows a file of code and the call of a name in it. Return the check of
+    files' content, if the owner confirms content. Raises `OwnerRefusal`, also for imports from a foreign folder.
     """
     text = os.environ.get(ALLOWED)
     policy = json.loads(text) if text else {}
@@ -164,9 +155,8 @@ def _admit(here: Path, root: Path, call: str) -> Check | None:
 
 
 class _Neighbours:
-    """Import path of the modules beside a task's file, for one folder at a time.
-
-    Modules have bare names, so modules of two folders could be confused.
+    """Import path of the modules beside a task's file, for one folder at a time: the bare names of modules in two
+    folders could be confused.
     """
 
     def __init__(self) -> None:
@@ -175,12 +165,7 @@ class _Neighbours:
         self._before: frozenset[str] = frozenset()
 
     def go_to(self, folder: Path, check: Check | None) -> None:
-        """Search this folder first, and forget the imports from the previous folder.
-
-        Args:
-            folder: absolute and without links.
-            check: check of each module in the folder, or None.
-        """
+        """Search this absolute folder without links first, and forget the imports from the previous folder."""
         if folder != self._folder:
             self._leave()
             self._folder, self._before = folder, frozenset(sys.modules)
@@ -209,7 +194,6 @@ class _Neighbours:
         self._unconfirmed = None
 
     def _is_beside(self, name: str) -> bool:
-        """Whether the name is a module or package directly in the folder, and no task's file."""
         if "." in name or name.startswith(_NAME):
             return False
         module = sys.modules[name]
@@ -221,7 +205,6 @@ _neighbours = _Neighbours()
 
 
 def place_of(path: Path, error: BaseException) -> str:
-    """Return the file and, if the error passed through it, the last line there."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path}, line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

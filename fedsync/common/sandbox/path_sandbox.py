@@ -2,8 +2,8 @@
 
 The server chooses the paths in a run, and a path may be a link or another name of a protected file. So the path is
 resolved first, and the file is then opened part by part from the data folder on, without following links. The opened
-file must be a plain file outside closed folders, and no hard link of a file in a closed folder. Silos that one user's
-machine emulates have no owner, and no such limit.
+file must be a plain file outside closed folders, and no hard link of a file in a closed folder. Emulated silos have no
+limit.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from typing import BinaryIO
 from fedsync.common.errors import OwnerRefusal
 
 ALLOWED = "FEDSYNC_ALLOWED"
-"""Environment variable of a silo: the owner's permissions as JSON, empty for an emulated silo.
-
-Its ``data`` and ``never`` make a fence; `fedsync.silo.owner.owner_policy.OwnerPolicy` has all permissions.
-"""
+"""Environment variable of a silo: permissions as JSON (`fedsync.silo.owner.owner_policy.OwnerPolicy`), or empty."""
 
 SYSTEM = ("/proc", "/sys")
 """Kernel folders: they hold no data, and partly expose this process's memory."""
@@ -36,18 +33,15 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Files that runs may read.
-
-    Args:
-        below: allowed folders and files, absolute and without links; empty allows nothing.
-        never: files and folders that are always closed, absolute and without links.
+    """Files that runs may read: files in ``below``, except files in ``never``. Both have absolute paths of files and
+    folders, without links.
     """
 
     below: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
 
     def located(self, path: str | Path) -> Path:
-        """Return the path without links. Raises `OwnerRefusal` if runs may not read the target."""
+        """Return the path without links; raises `OwnerRefusal` if runs may not read the target."""
         return self._inside(path)[1]
 
     def open(self, path: str | Path) -> BinaryIO:
@@ -65,9 +59,8 @@ class Fence:
             raise
 
     def ways(self) -> tuple[Path, ...]:
-        """Paths that together hold all readable files; a folder with a closed part is replaced by its open parts.
-
-        Later additions to a replaced folder are not included.
+        """Paths that together hold all readable files. A folder with a closed part is replaced by its open parts,
+        without parts that are added later.
         """
         return tuple(way for each in self.below for way in self._open_parts(Path(each)))
 
@@ -97,7 +90,6 @@ class Fence:
                     yield status
 
     def _inside(self, path: str | Path) -> tuple[str, Path]:
-        """Return the data folder of a path, and the path without links."""
         try:
             found = Path(path).resolve()
         except (OSError, ValueError, RuntimeError):  # a loop of links, or an invalid path
@@ -113,9 +105,7 @@ class Fence:
 
 
 def open_data(path: str | Path) -> BinaryIO:
-    """Open a file that a run names for reading, within the fence if this process has an owner. Raises `OwnerRefusal` if
-    runs may not read the file, and `OSError` if the file cannot be opened.
-    """
+    """Open a file that a run names; raises `OwnerRefusal` outside this process's fence, and `OSError` on failure."""
     fence = fence_here()
     return Path(path).open("rb") if fence is None else fence.open(path)
 
@@ -134,7 +124,6 @@ def _fence(text: str) -> Fence | None:
 
 
 def _walk(folder: str, parts: tuple[str, ...], closed: frozenset[_Place], path: str | Path) -> int:
-    """Open a file part by part below a folder, without following links; return its descriptor."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     # A path alone: in the room a named file may be read, and the folder that it lies in may not.
     way = os.O_PATH | os.O_DIRECTORY

@@ -63,10 +63,8 @@ class TargetConfig(Section):
         return self
 
     def build(self, metrics: Sequence[AnyMetric]) -> Target:
-        """Return the rule, given the metrics of the run.
-
-        Raises `ConfigError` if the run does not compute the metric, the bound is in the wrong direction, or no value of
-        the metric reaches it, or every value does.
+        """Return the rule. Raises `ConfigError` if the run does not compute the metric, the bound is in the wrong
+        direction, or no value of the metric, or every value, reaches the bound.
         """
         place, higher = "stop.target", is_higher(self.metric, metrics, "stop.target.metric")
         bound = self.at_least if higher else self.at_most
@@ -146,7 +144,6 @@ UNASKED = (
     "Beside loss and score nothing is measured, for the strategy names no metrics and the server cannot ask the task "
     "which it has. Name them as evaluation.metrics, and evaluation.classes."
 )
-"""Warning of a run whose metrics are unknown."""
 
 
 class EvaluationConfig(Section):
@@ -170,9 +167,8 @@ class EvaluationConfig(Section):
         return Wanted(tuple(self.metrics or ()), self.classes)
 
     def of_task(self, task: TaskSection) -> EvaluationConfig:
-        """Return the section with the task's metrics and classes filled in; raises `ConfigError` if they do not fit.
-
-        If the task cannot be built here, omitted metrics stay omitted: only loss and score are measured.
+        """Return the section with the task's metrics and classes filled in; raises `ConfigError` if they do not fit. If
+        the task cannot be built here, omitted metrics stay omitted: only loss and score are measured.
         """
         if self.metrics is not None and (self.classes is not None or not self.metrics):
             return self
@@ -192,9 +188,7 @@ class EvaluationConfig(Section):
         return found
 
     def built(self, task: TaskSection) -> tuple[AnyMetric, ...]:
-        """Return the metrics; the task is built only if a name is not shipped. Raises `ConfigError` for unfit names and
-        for more sums than a silo may report.
-        """
+        """Return the metrics; raises `ConfigError` for unfit names and for more sums than a silo may report."""
         metrics = self.wanted.metrics(lambda: task.build().metrics())
         known = statistics_of(metrics)
         entries = sum(statistic.size for statistic in known.values())
@@ -258,7 +252,6 @@ class StopConfig(Section):
 
 
 def unreachable(target: float, task: TaskSection) -> tuple[str, str] | None:
-    """Problem and remedy of a target accuracy that the task cannot reach; None if it can."""
     match task.scores:
         case "share" if not 0 < target <= 1:
             what, remedy = "a share of right answers", "write a number greater than 0 and at most 1"

@@ -70,7 +70,7 @@ class PrivacyConfig(Section):
     """Differential privacy of the training. Give ``noise_multiplier``, or ``target_epsilon``, from which it follows.
 
     ``dp-sgd`` protects examples or persons from everybody who sees the model. Each step at a silo clips the gradient of
-    each of them and adds Gaussian noise. ``silo-noise`` protects whole silos from each other and from whoever gets the
+    each of them and adds Gaussian noise. ``silo-noise`` protects whole silos from each other and from all who get the
     model. Each silo clips its update and adds a share of the noise before it encrypts; see ``cipher.members`` and
     ``cipher.colluding``.
     """

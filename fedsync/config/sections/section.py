@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 class Section(BaseModel):
     """Frozen part of a configuration file. Unknown keys are errors, and text is not converted to numbers.
 
-    The string below a key is its description in the JSON Schema and the YAML reference; see
-    `fedsync.common.field_docs`.
+    The string below a key is its description for users; see `fedsync.common.field_docs`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -49,7 +48,6 @@ class Section(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """JSON Schema in which every property has the description of its key."""
         schema = handler(core_schema)
         known = {**meanings(cls), "kind": meaning(cls)}
         for key, own in handler.resolve_ref_schema(schema).get("properties", {}).items():

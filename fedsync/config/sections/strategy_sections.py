@@ -145,7 +145,6 @@ def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
 
 @cache
 def _plug_in(name: str) -> None:
-    """Run a user's code, which registers policies; once per process."""
     from fedsync.common.sandbox.named_code import run_plugin
 
     run_plugin(name)

@@ -1,8 +1,7 @@
 """Survey: a separate run before training, in which silos compute joint statistics of their columns.
 
 The survey has the silos, the cipher and the timeouts of the run, the barrier `bsp`, and a vector of sums as its model
-(`fedsync.evaluation.survey.table_sums`). So the rules for model versions also hold for statistics: which silos must
-take part, what is encrypted, what silos compare, and how a killed silo recovers.
+(`fedsync.evaluation.survey.table_sums`). So the rules for model versions also protect statistics.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ _MEMBERS = 2
 
 
 def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfig | None:
-    """Return the survey before a run, or None. It fails if it ends with fewer silos than may begin; ``silos`` are those
-    of the silo file that are present at the start.
-    """
+    """Return the survey before a run, or None; ``silos`` are those of the silo file that are present at the start."""
     task = config.task
     if not isinstance(task, CsvConfig) or (asked := task.survey()) is None:
         return None
@@ -56,7 +53,6 @@ def rounds_of(bins: int) -> int:
 
 
 def _cipher(config: StrategyConfig) -> dict[str, Any]:
-    """Return the run's cipher with all tensors encrypted, 16 bits, and at least two silos in a sum."""
     cipher = config.cipher.model_dump()
     sealed = cipher["inner"] if isinstance(config.cipher, MaskedConfig) else cipher
     if not isinstance(config.cipher, PlainConfig):
@@ -74,7 +70,6 @@ def standardised(spec: RunSpec, scales: Mapping[str, ColumnScale]) -> RunSpec:
 
 
 def surveyed_task(spec: RunSpec) -> SurveyConfig:
-    """Return the task of a survey run. Raises `ProtocolError` if the run is not a survey."""
     if not isinstance(spec.task, SurveyConfig):
         raise ProtocolError(SERVER, "survey", f"it is a run of the task {spec.task.kind!r}")
     return spec.task

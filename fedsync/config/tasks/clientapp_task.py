@@ -34,12 +34,8 @@ _MOST_TENSORS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CodePlace:
-    """Location of a name in a user's code.
-
-    Args:
-        file: Python file, relative to the task's folder or absolute.
-        module: dotted name for the import; empty for a file that is given by its path.
-        name: name in the file.
+    """Location of a ``name`` in a user's ``file``, relative to the task's folder or absolute; ``module`` is the file's
+    dotted name for the import, empty for a file that is given by its path.
     """
 
     file: Path
@@ -48,7 +44,6 @@ class CodePlace:
 
     @classmethod
     def parse(cls, text: str) -> CodePlace:
-        """Parse ``package.module:name`` or ``folder/file.py:name``; raises ValueError."""
         where, _, name = text.rpartition(":")
         if not (where and name.isidentifier()):
             raise ValueError(f"{text!r} names no object; write package.module:name or folder/file.py:name")
@@ -59,10 +54,8 @@ class CodePlace:
         return cls(Path(*where.split(".")).with_suffix(".py"), where, name)
 
     def find(self, folder: Path, key: str, run: dict[str, ModuleType], *, call: bool = False) -> Any:
-        """Run the file and return the named object; ``run`` has the files that were run before, and gets this one.
-
-        With ``call``, the object will be called, which the silo's owner must allow by its name. Raises `ConfigError`,
-        with ``key``, if the file does not exist, its execution fails, or it does not define the name.
+        """Run the file, unless it is in ``run``, and return the named object. With ``call``, the object will be called,
+        which the silo's owner must allow by its name. Raises `ConfigError`, with ``key``, if this fails.
         """
         from fedsync.common.sandbox.named_code import run_file
 

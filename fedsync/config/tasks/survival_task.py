@@ -83,7 +83,6 @@ class SurvivalConfig(Section):
         return 1 + (self.steps if self.covariates else 0)
 
     def check(self, of: CsvConfig) -> None:
-        """Raise ValueError if the table does not fit."""
         if of.time is None:
             raise ValueError("survival needs times; write of.time: the column with the time of each person")
         named = [*([] if self.group is None else [self.group]), *self.covariates]
@@ -116,7 +115,6 @@ class SurvivalConfig(Section):
         return SurvivalTrainer(site.name, site.index, self.form(of, slots), rows, options, task.table(slot))
 
     def _covariates(self, of: CsvConfig) -> list[tuple[str, int | None, str | None]]:
-        """Column, number and name of the category that is 1; None for numbers."""
         found: list[tuple[str, int | None, str | None]] = []
         for name in self.covariates:
             categories = of.columns[name].categories if name in of.columns else []

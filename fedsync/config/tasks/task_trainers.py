@@ -54,7 +54,6 @@ def trainer_of(
 def keeper_of(
     task: TaskSection, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID
 ) -> ModelKeeper:
-    """Return an object that knows the model's form and writes models to files, consistent with `trainer_of`."""
     if isinstance(task, OwnLoopSection):
         return task.trainer(site, slots, options, run)
     from fedsync.tasks.task_protocol import SiloSlot

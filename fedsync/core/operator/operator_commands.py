@@ -1,8 +1,8 @@
-"""Operator requests to a running run: pause, continue, drop and readmit silos, change the stop rules.
+"""Operator requests to a run: pause, continue, drop and readmit silos, change the stop rules.
 
-A request is an ordinary event (`fedsync.core.events.OperatorAsked`): it is journaled and replayed, and its effect is in
-checkpoints. Each request is answered once (`fedsync.core.actions.OperatorAnswered`). A repeated request, for example
-after a crash of the server, gets the same answer and changes nothing.
+A request is an ordinary event (`fedsync.core.events.OperatorAsked`), so it is journaled and replayed, and checkpoints
+contain its effect. Each request is answered once (`fedsync.core.actions.OperatorAnswered`). A repeated request, for
+example after a crash of the server, gets the same answer and changes nothing.
 
 | request | refused if | effect |
 |---|---|---|
@@ -13,8 +13,8 @@ after a crash of the server, gets the same answer and changes nothing.
 | `ChangeStop` | a number is invalid, or training is over | the new rules hold from now on |
 
 During a pause, running orders finish, and their updates wait for the next commit. The clock continues, so a limit in
-seconds may have passed when the run continues. A dropped silo must halt, and its running order is discarded. Its
-earlier updates count: the barrier already has them.
+seconds may have passed when the run continues. The running order of a dropped silo is halted and discarded. Its earlier
+updates count, because the barrier already has them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ContinueRun:
 
 @dataclass(frozen=True, slots=True)
 class DropSilo:
-    """Request to continue without a silo; ``why`` is the silo's misconduct if the server asks, else empty."""
+    """Request to continue without a silo. ``why`` is the silo's misconduct if the server itself asks, else empty."""
 
     silo: str
     why: str = ""

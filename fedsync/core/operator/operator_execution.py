@@ -1,4 +1,4 @@
-"""Execution of operator requests in the coordinator; `fedsync.core.operator.operator_commands` defines them."""
+"""Execution of operator requests in the coordinator."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class Steering(Extension):
     """Changes by operators: an extension of the coordinator from the first operator request on.
 
     Args:
-        paused: whether decisions are suspended.
-        dropped: excluded silos, each with its facts if it is connected; their windows count from the start of the run.
+        dropped: excluded silos, with their facts while they are connected; windows count from the start of the run.
         stop: the changed stop rules; None if unchanged.
         answered: the newest answers, by request.
     """
@@ -69,7 +68,7 @@ class Steering(Extension):
         return _PAUSED if self.paused else ""
 
     def keeps_out(self, name: str, facts: SiloFacts | None, at_s: float = 0.0) -> bool:
-        """Return whether a silo stays out, and store its facts at ``at_s``; None if it is gone."""
+        """Return whether a silo stays out. Store its facts at ``at_s``, or None if it is gone."""
         if name in self.dropped:
             self.dropped[name] = None if facts is None else _moved(facts, at_s)
         return name in self.dropped
@@ -84,7 +83,6 @@ class Steering(Extension):
             del self.answered[old]
 
     def refusal(self, asked: OperatorQuestion, here: Collection[str], known: Mapping[str, int], least: int) -> str:
-        """Return why a request is refused while a run trains, or "". ``least`` silos must remain."""
         match asked:
             case PauseRun() if self.paused:
                 return "the run is paused already"
@@ -111,7 +109,7 @@ def steering_of(state: CoordinatorState) -> Steering:
 
 
 def obey(state: CoordinatorState, policies: Policies, asked: OperatorAsked, actions: list[Action]) -> SiloFacts | None:
-    """Answer a request, and carry it out unless it is refused; return the facts of a silo to admit now, if any."""
+    """Answer a request, and carry it out unless refused; return the facts of a silo to admit now, if any."""
     steering = steering_of(state)
     before = steering.answered.get(asked.request)
     if before is not None:

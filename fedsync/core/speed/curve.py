@@ -13,8 +13,7 @@ class Curve:
     """Seconds of one local step as a function of batch size, plus the overhead of an order.
 
     A step takes ``launch_s + max(batch, saturation) / speed``, which is ``max(c, a + b x)``. With launch_s and
-    saturation 0 it is the linear curve of CPU silos, ``t = x / v``. Otherwise it is the affine curve of accelerators,
-    flat until the device is saturated.
+    saturation 0 it is the linear curve of CPU silos; otherwise the affine curve of accelerators, flat up to saturation.
 
     Args:
         speed: samples per second once saturated (v).
@@ -22,7 +21,7 @@ class Curve:
         saturation: batch size below which a step gets no shorter [samples].
         overhead_s: seconds of an order besides its steps: encryption, transfer, evaluation.
 
-    Source: LB-BSP, sections 3.1 (the whole time of a round), 3.2.1 (linear) and 3.3.1 (affine).
+    Source: LB-BSP, sections 3.1 (whole time of a round), 3.2.1 (linear) and 3.3.1 (affine).
     """
 
     speed: float
@@ -54,9 +53,7 @@ class Curve:
 
 
 def may_begin(elapsed_s: float, step_s: float, budget_s: float, overrun: float) -> bool:
-    """Return whether a step of ``step_s`` may begin ``elapsed_s`` after its order began.
-
-    It must begin before the budget ends, and may exceed the budget by at most ``overrun`` of its length.
+    """Return whether a step may begin: before the budget ends, and exceeding it by at most ``overrun`` of the step.
 
     Source: FSP, section 3.1 (a worker that is signalled within a step decides whether to finish it).
     """

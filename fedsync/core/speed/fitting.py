@@ -4,7 +4,6 @@ A silo's step takes ``shape(x) / level`` seconds for x samples. The *shape*, ``m
 and the model and seldom changes. The *level*, about 1, is the effect of load on all sizes alike, and changes all the
 time. One order cannot separate the two. Two consecutive orders of different sizes can: the level hardly changes between
 them, so a significant difference in time shows the shape. Hence
-
 - consecutive orders of about the same size are a *stay*; its first `CurveFitter.recent` orders are points of the shape,
   at the level of the previous stay; later orders only update the level;
 - the predictor sees and forecasts the speed at the silo's *reference* size, its first batch size: a series without
@@ -12,8 +11,7 @@ them, so a significant difference in time shows the shape. Hence
 - the forecast curve is the shape, scaled to the forecast speed at the reference size.
 
 Load that comes or goes in the first orders of a stay is mistaken for shape, until other sizes correct it. While all
-sizes are about the same, the shape is a line through the origin, and the predictor sees the measured speed: one point
-makes no curve.
+sizes are about the same, the shape is a line through the origin, and the predictor sees the measured speed.
 
 Source: LB-BSP, section 3.3.1 (the shape). The paper does not fit it: it is "hard to profile at runtime" (3.1).
 """
@@ -31,7 +29,7 @@ from fedsync.core.speed.curve import Curve
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One order at level 1: ``step_s`` seconds a step of ``batch`` samples; ``weight`` is its weight in the fit."""
+    """One order at level 1: ``step_s`` seconds a step of ``batch`` samples, with a weight in the fit."""
 
     batch: float
     step_s: float
@@ -73,7 +71,7 @@ class CurveFitter:
     """Fitter of the shape of one silo's curve.
 
     Args:
-        recent: number of points kept for a group of sizes, and number of levels in the median.
+        recent: number of points kept for a group of sizes, and of levels in the median.
         sizes: groups of sizes kept; the least recently used group is dropped.
         width: sizes within this relative distance are about the same.
         fading: weight of a group relative to the group used next.
@@ -85,7 +83,7 @@ class CurveFitter:
     fading: float = 0.8
 
     def observe(self, fit: Fit | None, batch: float, step_s: float) -> Fit:
-        """Return the fit after one more order, with means over its steps; ``fit`` is None before the first."""
+        """Return the fit after one more order; ``batch`` and ``step_s`` are means over its steps."""
         key = round(math.log(batch) / math.log1p(self.width))
         if fit is None:
             return Fit(batch, {key: (CurvePoint(batch, step_s),)}, Curve(batch / step_s))
@@ -120,7 +118,7 @@ class CurveFitter:
 
 @dataclass(slots=True)
 class CurveBook:
-    """Curve shapes and overheads by silo; `curve` adds the speed. Without ``fitter``, lines through the origin."""
+    """Curve shapes and overheads by silo. Without ``fitter``, shapes are lines through the origin."""
 
     fitter: CurveFitter | None = None
     _fits: dict[str, Fit] = field(default_factory=dict)
@@ -137,10 +135,8 @@ class CurveBook:
         return fit.speed * step_s / batch if len(fit.groups) > 1 else 1.0
 
     def curve(self, name: str, speed: float) -> Curve:
-        """Return the curve of a silo with this forecast speed [samples/s].
-
-        The overhead is the median of the last three orders: one outlier changes nothing, and a lasting change counts
-        from its second order on. With two orders it is the newer, since the first order includes loading.
+        """Return the curve of a silo with this forecast speed [samples/s]. The overhead is the median of the last three
+        orders; of two the newer, because the first order includes loading.
         """
         overheads = self._overheads.get(name)
         overhead_s = 0.0 if overheads is None else sorted(overheads)[1] if len(overheads) == 3 else overheads[-1]
@@ -161,15 +157,15 @@ MISFIT = 0.02
 """Mean relative residual of a straight line above which a bend is tried."""
 
 FLATTEST = 0.01
-"""Slopes below this share of the mean seconds a sample count as zero: else any size would seem to take no time."""
+"""Slopes below this share of the mean seconds a sample count as zero, or any size would seem to take no time."""
 
 
 def fit_curve(groups: Sequence[Sequence[CurvePoint]]) -> Curve:
-    """Fit the curve ``max(c, a + b x)`` with ``a >= 0`` and ``b > 0`` to groups of points of about one size, ascending.
+    """Fit the curve ``max(c, a + b x)``, ``a >= 0``, ``b > 0``, to groups of points of about one size, sizes ascending.
 
-    The fit minimises relative errors under Huber's loss. A straight line is preferred, unless it misses the points and
-    a bend between two groups reduces the loss to a quarter. If times do not grow with the size, the curve is flat up to
-    the largest size seen and proportional beyond it: the most cautious curve that agrees with the data.
+    The fit minimises relative errors under Huber's loss. A bend between two groups replaces the straight line only if
+    the line misses the points and the bend reduces the loss to a quarter. If times do not grow with the size, the curve
+    is flat up to the largest size seen and proportional beyond: the most cautious curve that agrees with the data.
     """
     points = [point for group in groups for point in group]
     line = _robust(points)

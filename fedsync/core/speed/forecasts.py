@@ -19,11 +19,8 @@ TURN = 10
 
 @dataclass(slots=True)
 class Forecasts:
-    """Predictor states of all silos, kept while silos come and go.
-
-    Args:
-        declared: use speeds that silos declare instead.
-        fitter: fits step time against batch size; None assumes proportional time.
+    """Predictor states of all silos, kept while silos come and go. With ``declared``, the speeds that silos declare are
+    used instead. ``fitter`` fits step time against batch size; None assumes proportional time.
     """
 
     predictor: AnyPredictor
@@ -40,9 +37,7 @@ class Forecasts:
         self._curves = CurveBook(None if self.declared else self.fitter)
 
     def first(self, name: str, facts: SiloFacts) -> Curve | None:
-        """Return the forecast for a silo that has joined, or None if it is unknown. Raises `ConfigError` if the silo
-        must declare its speed, and does not.
-        """
+        """Return the forecast for a silo that has joined, or None; raises `ConfigError` for a missing declaration."""
         if not self.declared:
             return self._curve(name, self._states[name]) if name in self._states else None
         if facts.declared_speed is None:

@@ -21,7 +21,7 @@ from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.views import SiloView
 
 OVERHEAD_NOISE = 0.05
-"""Random variation between orders, as a share of the largest overhead; smaller gains are ignored."""
+"""Random variation of overhead between orders, as a share of the largest overhead; smaller gains are ignored."""
 
 _BANDS = 33
 """Number of size bands tried when `Sizing.within` limits the spread of sizes."""
@@ -43,13 +43,12 @@ class Sizing:
     """Conversion of forecasts into work.
 
     A balancer's curves include the silo's overhead, spread over its steps; `proportional` uses their speed only. Sizes
-    differ only if the predicted gain exceeds the variation of overheads; see `OVERHEAD_NOISE`.
+    differ only if the predicted gain exceeds the variation of overheads (`OVERHEAD_NOISE`).
 
     Args:
         work: work of every silo without balancing.
         balancer: divides the total; None keeps ``work`` for every silo (FedAvg).
-        floor: smallest batch of a silo [samples].
-        cap: largest batch of a silo [samples], or None.
+        floor, cap: smallest and largest batch of a silo [samples].
         adaptive: replaces ``balancer``; uses the durations of earlier rounds, see `Adaptation`.
         certain: speeds are declared, so any predicted gain counts.
         within: largest allowed ratio between the work of two silos; None for no limit.
@@ -75,10 +74,9 @@ class Sizing:
     def plan(
         self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], state: Any = None
     ) -> dict[str, LocalWork]:
-        """Return the work of every connected silo, by name. A silo without a forecast counts as the median silo.
-
-        ``found_caps`` are the largest batches found after running out of memory [samples]. ``state`` belongs to the
-        adaptive balancer; None is the state before the first round.
+        """Return the work of every connected silo, by name; a silo without a forecast counts as the median silo.
+        ``found_caps``: largest batches found after running out of memory [samples]. ``state``: of the adaptive
+        balancer.
         """
         caps, floors = self._caps(silos, found_caps), [self._floor(silo) for silo in silos.values()]
         batches = [min(self.work.batch_size, cap) for cap in caps]
@@ -111,8 +109,7 @@ class Sizing:
         self, curves: list[Curve], forecasts: list[Curve], per_order: int, total: int, bounds: Bounds
     ) -> NDArray[np.int64]:
         """Return the balancer's sizes, or equal sizes if the forecast gain is below the variation of overheads.
-
-        ``curves`` include the overhead; ``per_order`` units of their time make an order.
+        ``curves`` include the overhead; an order takes ``per_order`` units of their time.
         """
         assert self.balancer is not None
         sizes = self.balancer.plan(curves, total, bounds)
@@ -132,10 +129,8 @@ class Sizing:
     def _comparable(
         self, plan: Callable[[int, Bounds], NDArray[np.int64]], total: int, bounds: Bounds, curves: Sequence[Curve]
     ) -> NDArray[np.int64]:
-        """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it.
-
-        Of several evenly spaced narrow bands, the chosen band lets the slowest silo end first. Without curves, the
-        band with the smallest floor is chosen.
+        """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it. Of
+        evenly spaced narrow bands, the band in which the slowest silo ends first wins; without curves, the lowest.
         """
         sizes = plan(total, bounds)
         if self.within is None or sizes.max() <= self.within * sizes.min():
@@ -183,15 +178,13 @@ class Sizing:
         return cap if self.cap is None else min(cap, self.cap)
 
     def _floor(self, silo: SiloView) -> int:
-        """Smallest batch of a silo: the configured floor or its owner's minimum, at most the mean batch."""
         facts = silo.facts
         owned = max(facts.least_batch, -(-facts.least_samples // self.work.steps))
         return max(self.floor, min(owned, self.work.batch_size))
 
     def _steps(self, silo: SiloView, batch: int, steps: int) -> int:
-        """Return the steps; a capped batch gets more steps, so that the order meets the owner's minimum of samples.
-
-        A silo whose minimum exceeds a mean order gets no extra steps, and its owner refuses the order.
+        """Return the steps; a small batch gets more steps, so that the order meets the owner's minimum of samples. If
+        the minimum exceeds a mean order, no steps are added, and the owner refuses the order.
         """
         least = silo.facts.least_samples
         return steps if least > self.work.steps * self.work.batch_size else max(steps, -(-least // batch))
@@ -203,10 +196,7 @@ class Sizing:
 
 
 class Plan(Mapping[str, LocalWork]):
-    """Lazy result of `Sizing.plan`, computed only if a barrier or the coordinator reads it.
-
-    The arguments are live objects, so use a plan at once.
-    """
+    """Lazy result of `Sizing.plan`. The arguments are live objects, so use a plan at once."""
 
     def __init__(
         self, sizing: Sizing, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], state: Any = None
@@ -233,9 +223,8 @@ class Plan(Mapping[str, LocalWork]):
 
 @dataclass(slots=True)
 class Adaptation:
-    """State of an adaptive balancer and the observations for its next call. Picklable.
-
-    A round begins with the first release of a silo from a version; only then is the balancer called.
+    """State of an adaptive balancer and the observations for its next call. Picklable. A round begins with the first
+    release of a silo from a version; the balancer is called only then.
     """
 
     sizing: Sizing
@@ -259,7 +248,6 @@ class Adaptation:
     def advance(
         self, version: int, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], actions: list[Action]
     ) -> bool:
-        """Call the balancer if a release from ``version`` begins a round; return whether it does. Adds user notes."""
         if self.sizing.adaptive is None or version == self.version:
             return False
         self.version = version
@@ -274,7 +262,7 @@ class Adaptation:
 
 
 def _curves(silos: Mapping[str, SiloView]) -> list[Curve]:
-    """Return all forecasts; for an unmeasured silo, the component-wise median of the measured silos."""
+    """Return all forecasts; an unmeasured silo gets the component-wise median of the measured silos."""
     known = [silo.forecast for silo in silos.values() if silo.forecast is not None]
     if len(known) == len(silos):
         return known

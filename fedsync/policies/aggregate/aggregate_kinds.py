@@ -22,18 +22,16 @@ from fedsync.policies.schema import Positive, Share, register
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """Weigher that normalises each update by its local progress before averaging: c_i = p_i tau_eff / |a_i|.
+    """Weigher that divides each update by its local progress before averaging: c_i = p_i tau_eff / |a_i|.
 
     An update is ``-eta sum_k a_ik g_ik``, where a_ik is the final weight of the gradient of step k. Its L1 norm |a_i|
-    grows with the steps, see `progress`. A plain mean of updates therefore minimises an objective in which a silo
-    counts p_i |a_i|, not p_i. Divided by |a_i|, an update is a mean gradient. The server walks
-    tau_eff = sum_i p_i |a_i| steps along the mean of these gradients, as far as the plain mean would have gone. With
-    equal steps, c_i = p_i.
+    (`progress`) grows with the steps, so a plain mean of updates minimises an objective in which silo i counts p_i
+    |a_i|, not p_i. Divided by |a_i|, an update is a mean gradient. The server walks tau_eff = sum_i p_i |a_i| steps
+    along the mean of these gradients, as far as the plain mean would have gone.
 
     Args:
         inner: gives p_i, which sum to 1.
-        momentum: rho of the silos' SGD.
-        pull: eta mu: learning rate times strength of the proximal term.
+        momentum, pull: rho and eta mu of the silos; see `Solver`.
 
     Source: Wang et al. 2020, arXiv:2007.07481.
     """
@@ -44,7 +42,6 @@ class Normalised:
 
     @property
     def weighting(self) -> Weighting | None:
-        """As ``inner``; a silo knows its |a_i|, and tau_eff is common to the commit."""
         inner = self.inner.weighting
         return None if inner is None else replace(inner, normalised=True, momentum=self.momentum, pull=self.pull)
 
@@ -62,11 +59,7 @@ class Normalised:
 @register("fednova")
 @dataclass(frozen=True, slots=True)
 class FedNova(DiscountedPolicy):
-    """Weighted mean of the updates, each divided by its silo's progress, for unequal numbers of steps.
-
-    Progress follows from the steps, the task, and momentum, learning rate and proximal term of ``local``; see
-    `Normalised`.
-    """
+    """Weighted mean of the updates, each divided by its silo's progress, for unequal numbers of steps."""
 
     weight: weighting.Share = "examples"
     """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,

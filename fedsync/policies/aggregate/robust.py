@@ -1,8 +1,4 @@
-"""Median, trimmed mean and Krum: aggregations that resist wrong updates, accidental or malicious, of a few silos.
-
-They compare single updates, so updates must be unencrypted. ``inner`` names the aggregation whose scaling is applied
-before the comparison (`CommitUpdates`); the default does not scale.
-"""
+"""Aggregations that resist a few silos' wrong updates; they compare single updates, which must be unencrypted."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ class _Looked:
 
 
 class RobustPolicy(AggregationPolicy):
-    """Base of aggregations that do not add updates up."""
+    """Base of aggregations that do not add up updates."""
 
     inner: InnerAggregation
     """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
@@ -100,8 +96,7 @@ class TrimmedMean(RobustPolicy):
 class Krum(RobustPolicy):
     """Mean of the ``keep`` updates that are nearest to their neighbours: Krum with ``keep: 1``, else multi-Krum.
 
-    A commit needs at least 2 ``malicious`` + 3 updates, and at least ``keep`` + ``malicious``. The result of the run
-    reports how often each silo's updates were left out.
+    A commit needs at least 2 ``malicious`` + 3 updates, and at least ``keep`` + ``malicious``.
 
     Source: Blanchard et al. 2017, "Machine learning with adversaries", arXiv:1703.02757, section 4.
     """

@@ -1,18 +1,16 @@
 """Weights of updates in a commit (new version), discounts of stale updates, and base classes of aggregations.
 
-Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published
-algorithms are compositions:
-
+Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published algorithms are
+compositions:
 - FedAvg: ``WeightedMean("examples")``.
 - FedBuff: ``Scaled(Stale(WeightedMean("silo"), s), eta_g)``, that is c_i = eta_g / K * s(staleness_i).
 - FedAsync: ``Toward(Scaled(Stale(WeightedMean("silo"), s), alpha))``, that is c = alpha * s(staleness).
 
-The staleness of an update is the number of versions between its base and the version that its commit makes. An update
-that starts from the newest model has staleness 0, and every discount s(0) is exactly 1. (Published code that counts the
-commit itself discounts a fresh update by one half.)
+The staleness of an update is the number of versions between its base and the version that its commit makes, so a fresh
+update has staleness 0 and s(0) = 1. (Published code that counts the commit itself halves a fresh update.)
 
-Source: FedAsync (Xie et al. 2019, arXiv:1903.03934; constant, polynomial, hinge); FedBuff (Nguyen et
-al. 2022, arXiv:2106.06639) takes the polynomial discount with exponent 1/2.
+Source: FedAsync (Xie et al. 2019, arXiv:1903.03934; constant, polynomial, hinge); FedBuff (Nguyen et al. 2022,
+arXiv:2106.06639) takes the polynomial discount with exponent 1/2.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ class Discount(Policy):
 
 
 def staleness(meta: UpdateMeta, version: int) -> int:
-    """Versions made since the update's base, without ``version``, which the commit makes; 0 is fresh."""
     return version - 1 - meta.base_version
 
 
@@ -86,11 +83,9 @@ class Hinge(Discount):
 class WeightedMean:
     """Coefficients in proportion to a share ``by``; they sum to 1.
 
-    - ``silo``: equal shares, for balanced batches on data that differ between silos (LB-BSP, section 3.5: each local
-      data set, not each sample, is to be treated equally).
+    - ``silo``: equal shares, for balanced batches on data that differ between silos (LB-BSP, section 3.5).
     - ``examples``: training samples that the silo holds; FedAvg as published.
-    - ``samples``: samples processed for the update; weighted gradient aggregation, for i.i.d. data (LB-BSP, section
-      3.4, equation 7).
+    - ``samples``: samples processed for the update, for i.i.d. data (LB-BSP, section 3.4, equation 7).
     - ``precision``: training samples, times the share of an update's variance that is not privacy noise; see
       `fedsync.privacy.release.PrivateSettings.precision`.
     """
@@ -101,7 +96,6 @@ class WeightedMean:
 
     @property
     def weighting(self) -> Weighting | None:
-        """The silo knows its own amount; the total is common to the commit."""
         return Weighting(self.by)
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
@@ -123,11 +117,8 @@ class WeightedMean:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Discount by the number of versions made since an update's base: c_i s(staleness_i).
-
-    The lost weight is not given to other updates: the model takes a shorter step.
-
-    Source: FedAsync (Xie et al. 2019, arXiv:1903.03934); FedBuff (Nguyen et al. 2022, arXiv:2106.06639).
+    """Discount by the number of versions made since an update's base: c_i s(staleness_i). The lost weight is not given
+    to other updates: the model takes a shorter step.
     """
 
     inner: Weigher
@@ -141,7 +132,6 @@ class Stale:
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """Return discounted coefficients; their sum is less than that of ``inner`` unless all updates are fresh."""
         fresh = self.inner.coefficients(metas, version)
         return [c * self.discount(staleness(meta, version)) for c, meta in zip(fresh, metas, strict=True)]
 
@@ -155,7 +145,6 @@ class Scaled:
 
     @property
     def weighting(self) -> Weighting | None:
-        """As ``inner``: the rate is common to the commit."""
         inner = self.inner.weighting
         return None if inner is None else replace(inner, rate=self.rate * inner.rate)
 
@@ -171,8 +160,8 @@ class Scaled:
 class Toward:
     """Weigher that moves the model towards the silos' models instead of along their updates; see `Commit`.
 
-    The model keeps the share ``1 - sum_i c_i`` of itself. With one update and coefficient a, this is FedAsync's
-    ``x = (1 - a) x + a x_silo``. It undoes part of the commits made since the silo's base; adding the update would not.
+    The model keeps the share ``1 - sum_i c_i`` of itself. With one update and coefficient a, this is FedAsync's ``x =
+    (1 - a) x + a x_silo``, which undoes part of the commits made since the silo's base.
 
     Source: FedAsync (Xie et al. 2019, arXiv:1903.03934), Algorithm 1.
     """
@@ -191,7 +180,7 @@ Staleness = Annotated[Discount, Chosen("staleness")]
 
 
 class AggregationPolicy(Policy):
-    """Base of aggregations, which weigh the updates of a commit; defaults hold for most aggregations."""
+    """Base of aggregations, which weigh the updates of a commit."""
 
     section = "aggregation"
 
@@ -213,15 +202,12 @@ class AggregationPolicy(Policy):
         return 1
 
     def combiner(self) -> Combiner | None:
-        """Return a new combiner per run, which derives the change from single updates, or None to add them up.
-
-        A combiner needs updates in the clear.
-        """
+        """Return a new combiner per run, which computes the change from unencrypted updates; None to add them up."""
         return None
 
     @abstractmethod
     def weigher(self, solver: Solver) -> Weigher:
-        """Return the weigher, which gives the updates of a commit their coefficients, for silos that train so."""
+        """Return the weigher, which gives a commit's updates their coefficients, for silos with this local solver."""
 
 
 class DiscountedPolicy(AggregationPolicy):

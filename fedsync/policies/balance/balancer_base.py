@@ -26,7 +26,7 @@ class BalancerPolicy(Policy):
 
     @property
     def declared(self) -> bool:
-        """Whether speeds are declared by the silos, instead of measured and forecast."""
+        """Whether silos declare their speeds, instead of measured and forecast speeds."""
         return False
 
     @property
@@ -45,11 +45,11 @@ class BalancerPolicy(Policy):
 
     @property
     def named(self) -> Mapping[str, object]:
-        """Settings of single silos, by name."""
+        """Settings of single silos, by silo name."""
         return {}
 
     def check(self, batch_size: int) -> None:
-        """Check that a mean batch of ``batch_size`` is possible. Raises `ValueError` if it is impossible."""
+        """Raise `ValueError` if a mean batch of ``batch_size`` is impossible."""
 
     @abstractmethod
     def sizing(self, work: LocalWork) -> Sizing:
@@ -161,8 +161,9 @@ class ForecastBalancer(SharingBalancer):
     @abstractmethod
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
         """Sizes, int64 [n] in samples, within bounds and summing to ``total``, for the predicted curves of n silos.
-        Raises `ConfigError` if the bounds cannot hold ``total``, and `ValueError` if a curve is not finite, or its
-        speed not positive.
+
+        Raises `ConfigError` if the bounds cannot hold ``total``, and `ValueError` for a curve that is not finite, or a
+        speed that is not positive.
         """
 
     def sizing(self, work: LocalWork) -> Sizing:

@@ -22,8 +22,7 @@ class ProportionalBalancer(ForecastBalancer):
     """Batch sizes in proportion to predicted speed; samples above a cap are shared among the other silos.
 
     ``x_i = X v_i / sum v``: all silos finish a step together. Only speeds count, so the result is exact for linear
-    curves. If a floor or a cap binds, the rest is shared in proportion among the other silos. Shares are rounded down,
-    and `rounding` distributes the remaining samples.
+    curves. If a floor or a cap binds, the rest is shared in proportion among the other silos.
 
     Source: LB-BSP, Algorithm 1 (section 3.2) and section 3.5 for federated learning.
     """
@@ -48,8 +47,8 @@ class ProportionalBalancer(ForecastBalancer):
 def _clamped_shares(speeds: NDArray[np.float64], total: int, bounds: Bounds) -> NDArray[np.float64]:
     """Real-valued shares proportional to speed, within bounds, summing to ``total``.
 
-    Each pass shares the rest among the free silos. Silos that break a bound are fixed at it, only on the side with the
-    larger total violation, because a fix on the other side could be undone later. Each pass fixes at least one silo.
+    Each pass shares the rest among the free silos and fixes at least one silo that breaks a bound: only on the side
+    with the larger total violation, because a fix on the other side could be undone later.
     """
     shares = np.zeros(len(speeds))
     free = np.ones(len(speeds), dtype=bool)
@@ -76,8 +75,8 @@ Seconds = NDArray[np.float64]
 class EqualisingBalancer(ForecastBalancer):
     """Batch sizes with which the slowest silo finishes as early as possible, for any curves, overhead included.
 
-    The exact whole-number solution of ``min max_i t_i(x_i)`` with ``sum x_i = X`` within bounds: LB-BSP's problem (3),
-    which the paper solves for linear curves only. Flat, affine and linear curves may be mixed.
+    The exact whole-number solution of ``min max_i t_i(x_i)`` with ``sum x_i = X`` within bounds, for flat, affine and
+    linear curves. The paper solves the problem for linear curves only.
 
     Source: LB-BSP, section 3.1, equation 3.
     """
@@ -89,9 +88,9 @@ class EqualisingBalancer(ForecastBalancer):
 def minimise_slowest(times: CurveTimes, total: int, bounds: Bounds) -> Sizes:
     """Sizes within bounds that sum to ``total`` and whose slowest silo takes least; O(n log) vector operations.
 
-    Ties: each silo gets all that it can do in less time than the slowest takes. The rest goes to the silos that can
-    take exactly that time, in proportion to their room. The indivisible rest goes by largest remainder, ties to the
-    lowest index. Raises `ConfigError` if the bounds cannot hold ``total``.
+    Each silo gets all that it can do in less time than the slowest takes. The rest goes to the silos that can take
+    exactly that time, in proportion to their room, by largest remainder, ties to the lowest index. Raises `ConfigError`
+    if the bounds cannot hold ``total``.
     """
     check_total(total, bounds)
 
@@ -133,9 +132,6 @@ class CurveTimes:
 
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> CurveTimes:
-        """Return the step times of n curves, without overhead; raises `ValueError` for a curve that is not finite, or a
-        speed that is not positive.
-        """
         table = np.array([(c.speed, c.launch_s, c.saturation) for c in curves], dtype=np.float64).reshape(-1, 3)
         if not (np.isfinite(table).all() and (table[:, 0] > 0).all()):
             raise ValueError(f"speeds must be finite and positive, and times finite, not {table}")

@@ -42,10 +42,8 @@ def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]
 def round_soonest(
     shares: NDArray[np.float64], total: int, cap: NDArray[np.int64], speeds: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Round shares in proportion to speed [samples/s] so that the slowest silo takes the least ``size / speed``.
-
-    All shares are rounded down; each remaining sample then goes to the silo that would end first with one sample more.
-    Ties go to the slower silo, which has the larger remainder, then to the lowest index.
+    """Round shares in proportion to speed [samples/s] so that the slowest silo takes the least ``size / speed``. Of
+    equally late silos the slower, then the lowest index, gets a remaining sample.
     """
     sizes = _rounded_down(shares)
     left = total - int(sizes.sum())
@@ -78,8 +76,7 @@ def in_multiples(multiple: int, total: int, bounds: Bounds, share: Share) -> NDA
     """Sizes within bounds that sum to ``total``, multiples where bounds allow; int64 [n] in samples.
 
     A silo without a multiple between its bounds gets its upper bound. The remainder of the total goes to as few other
-    silos as can take it, the first in order. ``share`` shares the multiples; ``multiple`` is at least 1. Raises
-    `ConfigError` if the bounds cannot hold ``total``.
+    silos as can take it, the first in order. Raises `ConfigError` if the bounds cannot hold ``total``.
     """
     check_total(total, bounds)
     if multiple == 1:

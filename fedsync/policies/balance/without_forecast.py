@@ -40,7 +40,6 @@ class Search:
     Args:
         sizes: batch size of each silo in the current round [samples].
         rounds: seconds of each silo per round, the newest last; at most the longest window.
-        fine: whether the search is in its fine-tune phase.
         reported: stragglers that were reported because their batch cannot shrink.
     """
 
@@ -59,10 +58,9 @@ class LeaderStraggler(SharingBalancer):
     in every round of the window, `step` samples move from straggler to leader. If the leader was slower in a remembered
     round, the two have changed places, and the `fine` pace holds from then on.
 
-    The paper leaves three cases open. A round in which one of the two silos has no time (its order failed, or it has
-    just joined) does not count as a lead. A change of places is looked for only in the remembered rounds, which are as
-    many as the longest window. A silo that cannot take the step within its bounds, or whose memory is nearly full, is
-    no leader.
+    Cases that the paper leaves open: a round in which one of the two silos has no time does not count as a lead. Only
+    the rounds of the longest window are remembered. A silo that cannot take the step within its bounds, or whose memory
+    is nearly full, is no leader.
 
     Source: LB-BSP, Algorithm 2 (section 3.3.2).
     """
@@ -108,11 +106,7 @@ class LeaderStraggler(SharingBalancer):
         return now, ()
 
     def plan(self, state: Search, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, within bounds and summing to ``total``, as close to ``state.sizes`` as possible.
-
-        A silo that the state does not know starts at the mean. Raises `ConfigError` if the bounds cannot hold
-        ``total``.
-        """
+        """Sizes as `Balancer.plan`, as close to ``state.sizes`` as possible; an unknown silo starts at the mean."""
         mean = total // len(names)
         wanted = np.array([state.sizes.get(name, mean) for name in names], dtype=np.int64) // self.multiple
         return in_multiples(self.multiple, total, bounds, lambda count, units: _nearest(wanted, count, units))
@@ -122,7 +116,6 @@ class LeaderStraggler(SharingBalancer):
         return dict(zip(seen.names, sizes.tolist(), strict=True))
 
     def _pair(self, now: Search, seen: RoundSeen, step: int) -> tuple[str, str] | None:
-        """Return leader and straggler of the last round, ties to the first in order; None without a pair."""
         known = [name for name in seen.names if name in seen.seconds]
         caps = dict(zip(seen.names, seen.bounds.cap.tolist(), strict=True))
         able = [
@@ -162,13 +155,10 @@ class SpendEvenly(SharingBalancer):
     For private runs with a ``noise_multiplier``. A step of a batch B on N rows has the sampling rate q = B / N, and
     costs about q² in zero-concentrated differential privacy. There, an epsilon has room for ``(sqrt(L + epsilon) -
     sqrt(L))²`` with ``L = log(1 / delta)``. So budgets end together if q is in proportion to the root of that room.
+    Large budgets end first with noise multipliers below about 1.5 and high rates, where q² is too little. Silos of
+    unequal steps, or a barrier that ends orders early, also make budgets end at different rounds.
 
-    With noise multipliers below about 1.5 and high rates, q² is too little, and large budgets end first.
-
-    A barrier that ends orders early, or silos of unequal steps, make budgets end at different rounds again.
-
-    The server knows budgets only from the strategy. It sees no silo's ledger, so subtract what other runs have spent
-    from the numbers given here; each silo's own ledger decides.
+    The server sees no ledgers, so subtract what other runs have spent from these numbers. Each silo's ledger decides.
 
     Source: Bun and Steinke 2016 (arXiv:1605.02065), proposition 1.3; for sampling, Mironov et al. 2019
     (arXiv:1908.10530), whose divergence grows with q² to leading order.

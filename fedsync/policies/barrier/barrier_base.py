@@ -14,9 +14,8 @@ S = TypeVar("S")
 class BarrierPolicy(Policy, Generic[S]):
     """Base of barriers, which decide on commits and releases; see `fedsync.core.protocols.Barrier`.
 
-    Property defaults hold for most barriers; the others override them. Callers read the properties from the barrier
-    inside all wrappers (`innermost`), except `mixes_rounds`, `draws`, `sampled`, `named_silos`, `least_updates`,
-    `queues` and `carries`.
+    Callers read the properties from the barrier inside all wrappers (`innermost`), except `mixes_rounds`, `draws`,
+    `sampled`, `named_silos`, `least_updates`, `queues` and `carries`.
     """
 
     section = "barrier"
@@ -54,10 +53,8 @@ class BarrierPolicy(Policy, Generic[S]):
 
     @property
     def most_ahead(self) -> float | None:
-        """Most orders that a silo may be ahead of the slowest when it begins another; infinite if unbounded.
-
-        A silo that has sent its update and is not further ahead begins at once. None if the barrier does not count
-        orders.
+        """Most orders that a silo may be ahead of the slowest when it begins another; infinite if unbounded, None if
+        the barrier does not count orders. A silo that has sent its update and is not further ahead begins at once.
         """
         return None
 
@@ -118,7 +115,6 @@ class BarrierPolicy(Policy, Generic[S]):
 
 
 def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
-    """`BarrierPolicy.named_silos` of a barrier inside a wrapper."""
     return {f"inner.{key}": number for key, number in inner.named_silos.items()}
 
 

@@ -1,8 +1,7 @@
 """Search for the length of time-bounded rounds, from the shortest interval upwards.
 
-`HalvingInterval` begins with a long interval and later tries a shorter interval. This has two drawbacks. A trial of a
-long interval takes long. The loss falls most steeply in the first rounds, so any later trial looks worse (the paper's
-"false positive").
+`HalvingInterval` begins with a long interval, whose trials take long. The loss falls most steeply in the first rounds,
+so any later, shorter interval looks worse (the paper's "false positive").
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ class ClimbingState:
 
     Args:
         seen: rounds of the current phase.
-        longer: scores of the trials of the next longer interval, oldest first.
-        shorter: scores of the trials of the next shorter interval, oldest first.
-        rest: rounds until the next trial.
-        pause: rounds of rest after the next trial.
+        longer, shorter: scores of the trials of the next longer and shorter interval, oldest first.
+        rest: rounds until the next trial; ``pause`` is the rest after that trial.
         up: whether the next trial takes the longer interval, if both are possible.
     """
 
@@ -61,14 +58,14 @@ class ClimbingInterval(IntervalPolicy[ClimbingState]):
       lower mean loss of the same model; a constant factor between the losses cancels.
     - A trial is compared with the geometric mean of the rates before and after it, both with the old interval. So a
       geometric decline of the rate from phase to phase cancels too. Nothing is rolled back.
-    - Rates of a few rounds are mostly noise, so one trial decides nothing. A neighbour is accepted when the mean score
-      of at least ``trials`` trials exceeds zero by ``confidence`` standard errors. Until then the interval stays, so
-      the search keeps the shortest of the intervals that noise cannot tell apart.
+    - Rates of a few rounds are mostly noise. A neighbour is accepted when the mean score of at least ``trials`` trials
+      exceeds zero by ``confidence`` standard errors. Until then the interval stays, so the search keeps the shortest of
+      the intervals that noise cannot tell apart.
     - Two trials are ``rest`` rounds apart. After each trial that was no better, the rest doubles, up to eight times
-      ``rest``, and the other neighbour is next. So trials become rare once the interval is confirmed.
+      ``rest``, and the other neighbour is next.
 
-    The score of a trial is ``(r - u) / (abs(r) + abs(u))`` for its rate r and the usual rate u. It lies between -1 and
-    1, so that no single trial outweighs all others.
+    The score of a trial with rate r is ``(r - u) / (abs(r) + abs(u))`` for the usual rate u. It lies between -1 and 1,
+    so that no single trial outweighs all others.
 
     Source: the question is FSP's (section 3.3); the answer departs from the paper's two for the reasons above.
     """
@@ -107,7 +104,6 @@ class ClimbingInterval(IntervalPolicy[ClimbingState]):
         return Attempt(self._clipped(interval_s, state.cost_s))
 
     def observe(self, state: ClimbingState, seen: IntervalRound) -> ClimbingState:
-        """Add a round; the last round of a phase begins a trial, ends it or judges it."""
         cost_s = (state.cost_s + seen.cost_s) / 2 if state.cost_s else seen.cost_s
         # After a long rest, only the last rounds are compared with the next phase.
         rounds = (*state.seen, seen)[-self.gains - 1 :]
@@ -149,7 +145,6 @@ class ClimbingInterval(IntervalPolicy[ClimbingState]):
 
 
 def score(before: float, during: float, after: float) -> float:
-    """Return how much better a trial was than the phases around it, from -1 to 1; 0 without any change."""
     # Rates have no geometric mean if the loss rose.
     usual = math.sqrt(before * after) if min(before, after) > 0 else (before + after) / 2
     size = abs(during) + abs(usual)
@@ -157,9 +152,6 @@ def score(before: float, during: float, after: float) -> float:
 
 
 def relative_rate(rounds: tuple[IntervalRound, ...]) -> float:
-    """Decrease of the loss's logarithm per elapsed second, over rounds with one interval.
-
-    Cross entropy and squared error are positive; a loss below 1e-12 counts as 1e-12.
-    """
+    """Decrease of the loss's logarithm per elapsed second; a loss below 1e-12 counts as 1e-12."""
     first, last = (max(one.loss, 1e-12) for one in (rounds[0], rounds[-1]))
     return math.log(first / last) / sum(one.seconds for one in rounds[:-1])

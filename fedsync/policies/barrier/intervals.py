@@ -1,12 +1,11 @@
 """Policies for the length of time-bounded rounds: fixed, halved while halving helps, or from a fitted function.
 
-A short interval brings fresh parameters often (quality), a long interval has fewer barriers (quantity). Each policy
-sets the length of the next round and learns from the result of the last round.
+A short interval brings fresh parameters often (quality), a long interval has fewer barriers (quantity).
 
 The loss of a round is the silos' mean training loss, and counts for the model at the round's beginning. So the loss of
-round 1 belongs to the initial model, and the gain of k rounds is known one round later:
-``loss of round 1 - loss of round k + 1``. All rounds of a gain have the same interval, because a longer local run
-shows a lower mean loss of the same model.
+round 1 belongs to the initial model, and the gain of k rounds is known one round later: ``loss of round 1 - loss of
+round k + 1``. All rounds of a gain have the same interval, because a longer local run shows a lower mean loss of the
+same model.
 
 Source: Wang et al., "FSP", section 3.3.
 """
@@ -27,12 +26,8 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Settings of the next round.
-
-    Args:
-        interval_s: duration, training and barrier cost together.
-        savepoint: whether to keep the model that the round begins with, for a rollback.
-        rollback: whether to begin with the last kept model.
+    """Settings of the next round. ``interval_s`` is its duration, training and barrier cost together. ``savepoint``
+    keeps the model that the round begins with; ``rollback`` begins with the last kept model.
     """
 
     interval_s: float
@@ -119,12 +114,11 @@ class HalvingInterval(IntervalPolicy[HalvingState]):
     """Interval that is divided by ``factor`` while the loss then falls faster: FSPB, recursive binary search.
 
     One round of interval eta is compared with ``factor`` rounds of ``eta / factor``. The smaller interval is accepted,
-    then divided in turn, if its loss falls more per elapsed second. Otherwise the last accepted interval stays for
-    the rest of the run. With one extra round per gain, the search costs ``2 + (factor + 1) log(eta_0 / eta*)`` rounds.
+    then divided in turn, if its loss falls more per elapsed second. Otherwise the last accepted interval stays for the
+    rest of the run. With one extra round per gain, the search costs ``2 + (factor + 1) log(eta_0 / eta*)`` rounds.
 
     The comparison assumes that the loss falls linearly, so it misjudges wherever the decrease slows down;
-    `FittedInterval` does not. The paper searches again when the environment changes, but gives no test for a change.
-    Here the search runs once.
+    `FittedInterval` does not. The paper searches again when the environment changes; here the search runs once.
 
     Source: FSP, section 3.3, "Recursive Binary Searching", figure 2a.
     """
@@ -177,10 +171,9 @@ class QualityFit:
     def best(self, cost_s: float, low: float, high: float) -> float:
         """Return the eta in [low, high] with the greatest gain, equation 7; ``cost_s`` is phi.
 
-        gain(eta) = (T - phi T / (eta + phi)) g(eta) = T eta (a eta + b) / (eta + phi), so T is only a factor. The
-        derivative has the sign of ``a eta^2 + 2 a phi eta + b phi``. For a < 0 < b, this has one positive root,
-        ``sqrt(phi^2 + phi b / |a|) - phi``, at which the gain is greatest. Otherwise the gain has no inner maximum, and
-        the better bound wins.
+        gain(eta) = (T - phi T / (eta + phi)) g(eta) = T eta (a eta + b) / (eta + phi). Its derivative has the sign of
+        ``a eta^2 + 2 a phi eta + b phi``. For a < 0 < b, the maximum is the one positive root, ``sqrt(phi^2 + phi b /
+        |a|) - phi``. Otherwise the better bound wins.
         """
         candidates = [low, high]
         if self.slope < 0 < self.offset:
@@ -198,7 +191,6 @@ class FittingState:
         single: (eta, gain per second) of the trial with eta, None before it.
         fit: line of the current stage; None in a trial, or if no line could be fitted.
         eta: training time of a round in the stage [s].
-        in_stage: whether the trials are over.
         cost_s: phi, mean over ``rounds`` rounds.
     """
 
@@ -217,12 +209,12 @@ class FittedInterval(IntervalPolicy[FittingState]):
     """Interval from a line fitted to the loss decrease, stage by stage: FSPV.
 
     A stage begins at a model X with two trials: rounds with eta, rollback to X, a round with 2 eta on the same data.
-    Each trial gives a point (eta, loss decrease per second of training); the two points give a line
-    ``g(eta) = a eta + b``. The best interval of the line (equation 7, `QualityFit.best`) is used for the rest of the
-    stage. The stage ends when the loss falls more slowly than predicted, or after ``stage_s``.
+    Each trial gives a point (eta, loss decrease per second of training); the two points give a line ``g(eta) = a eta +
+    b``. The best interval of the line (equation 7, `QualityFit.best`) is used for the rest of the stage. The stage ends
+    when the loss falls more slowly than predicted, or after ``stage_s``.
 
     The paper's trials have two rounds with eta and one with 2 eta. Here each trial has one more round, because a gain
-    is known a round later. The extra round of the first trial is rolled back; the extra round of the second is kept.
+    is known a round later. The extra round of the first trial is rolled back.
 
     Source: FSP, section 3.3, "Multi-Stage Self-Corrected Linear Fitting", equation 7, figure 2b and c.
     """
@@ -240,8 +232,7 @@ class FittedInterval(IntervalPolicy[FittingState]):
     """Longest round, trials included [s]. Default: four times ``interval_s``."""
 
     behind: PartOfOne = 0.5
-    """Share of the predicted loss decrease below which a stage ends. Checked from the third gain on, because one or two
-    rounds are noise."""
+    """Share of the predicted loss decrease below which a stage ends; checked from the third gain on (noise)."""
 
     rolls_back = True
 
@@ -278,11 +269,7 @@ class FittedInterval(IntervalPolicy[FittingState]):
     def _begin_stage(
         self, state: FittingState, single: tuple[float, float], double: tuple[float, float]
     ) -> FittingState:
-        """Fit the line, or take the better trial if no line can be fitted.
-
-        No line can be fitted if both trials had the same eta (silos that finished their data ended both early), or if
-        neither trial reduced the loss.
-        """
+        """Fit the line, or take the better trial if both had the same eta, or neither reduced the loss."""
         fit = None
         eta, rate = max(single, double, key=lambda point: point[1])
         if rate > 0 and abs(double[0] - single[0]) > 1e-3 * single[0]:
@@ -306,6 +293,5 @@ class FittedInterval(IntervalPolicy[FittingState]):
 
 
 def _point(rounds: tuple[IntervalRound, ...]) -> tuple[float, float]:
-    """Return (eta, loss decrease per second of training) of rounds with one interval."""
     valid_s = sum(one.valid_s for one in rounds[:-1])
     return valid_s / (len(rounds) - 1), (rounds[0].loss - rounds[-1].loss) / valid_s

@@ -89,10 +89,7 @@ def told_as(kind: str, hook: str, own: object) -> Iterator[None]:
 
 
 class FeaturePolicy(Policy):
-    """Optional feature of a run, with its settings.
-
-    A feature influences the run (`build`), or reacts to its decisions (`listener`), or both.
-    """
+    """Optional feature of a run: it influences the run (`build`), reacts to its decisions (`listener`), or both."""
 
     section = "extension"
 
@@ -111,8 +108,7 @@ class FeaturePolicy(Policy):
         return made if made is None or self.is_shipped() else OwnListener(made, self.kind)
 
     def listener(self) -> Any:
-        """Return a `fedsync.observe.recorder.Listener`, or None if the feature does nothing outside the run.
-
-        Its ``follow`` is called with the run's ledger after every entry.
+        """Return a `fedsync.observe.recorder.Listener`, whose ``follow`` is called with the run's ledger after every
+        entry; None if the feature does nothing outside the run.
         """
         return None

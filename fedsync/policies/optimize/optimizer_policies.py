@@ -76,8 +76,7 @@ class FedAdam(PacedOptimizerPolicy):
     """Share of the mean of squared changes that is kept in each commit."""
 
     tau: Tau = 0.001
-    """Constant added to the root of the mean of squares; larger values make the rates more equal. Not the number of
-    local steps."""
+    """Constant added to the root of the mean of squares, not local steps; larger values make the rates more equal."""
 
     grace: Count | None = None
 
@@ -93,7 +92,6 @@ class FedYogi(FedAdam):
     rate: Rate = 0.01
 
     beta_2: Decay = 0.99
-    """Inertia of the mean of squared changes; nearer to 1, the mean moves more slowly."""
 
     def build(self) -> ServerOptimizer:
         return Adaptive("yogi", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
@@ -108,8 +106,7 @@ class FedAdagrad(PacedOptimizerPolicy):
     """Learning rate of the server: factor of each step; ``eta`` in Flower."""
 
     tau: Tau = 0.001
-    """Constant added to the root of the sum of squares; larger values make the rates more equal. Not the number of
-    local steps."""
+    """Constant added to the root of the sum of squares, not local steps; larger values make the rates more equal."""
 
     grace: Count | None = None
 
@@ -133,8 +130,7 @@ class CautiousAdam(PacedOptimizerPolicy):
     """Share of the mean of squared changes that is kept in each commit."""
 
     tau: Tau = 1e-8
-    """Constant added to the root of the mean of squares; much smaller changes have no effect. Not the number of local
-    steps."""
+    """Constant added to the root of the mean of squares, not local steps; much smaller changes have no effect."""
 
     grace: Count | None = None
     """As for `fedavgm`. Default: in a model of one layer, the step length is multiplied by the mean over the updates of

@@ -15,11 +15,8 @@ _LEAST_PROMISE, _MOST_PROMISE = 1e-6, 25.0
 
 @dataclass(frozen=True, slots=True)
 class MixtureState:
-    """State of one silo; all tuples in the order of the experts.
-
-    Args:
-        errors: recent mean squared error of each expert, empty before the second order.
-        promised: whether each expert's `PredictorPolicy.promise` has been counted.
+    """State of one silo; all tuples in the order of the experts. ``errors`` are recent mean squared errors, empty
+    before the second order. ``promised`` says whether each expert's `PredictorPolicy.promise` has been counted.
     """
 
     states: tuple[Any, ...]
@@ -41,19 +38,16 @@ class Mixture(PredictorPolicy[MixtureState]):
     """Mean of other predictors' forecasts, weighted by their recent errors.
 
     The weight of expert i is ``e_i^-power``, where e_i is its recent mean squared error. These are exponential weights
-    on the logarithm of the error, so they need no unit and no learning rate in that unit. At ``power`` 8, an expert
-    with 1.2 times the best root mean squared error has a twentieth of the best weight; at 1.5 times, 1/650. So the
-    mixture is close to the best expert, and the errors of equally good experts average out.
+    on the logarithm of the error, so they need no unit and no learning rate. At ``power`` 8, an expert with 1.2 times
+    the best root mean squared error has a twentieth of the best weight; at 1.5 times, 1/650.
 
-    The mean forgets with rate ``forget``, so that the weights follow when another expert becomes the best. It is a
-    plain mean before ``1 / forget`` orders. After these, one squared error counts at most 25 times the median expert's
-    mean, so that an unpredictable stall does not decide.
+    Old errors fade at the rate ``forget``, so that the weights follow when another expert becomes the best. The mean
+    error is a plain mean before ``1 / forget`` orders. After these, one squared error counts at most 25 times the
+    median expert's mean, so that an unpredictable stall does not decide.
 
     Until an expert uses its first trained model, its error is that of its moving average. Then this error is multiplied
     by the model's relative error on held-out samples; otherwise a good model would wait for its weight. The factor is
-    at most 25: a bad model loses its weight, and regains it soon if it proves good.
-
-    Experts are judged by their forecasts from the information before the order (`SpeedSample.known`).
+    at most 25, so that a bad model can regain its weight.
 
     Source: none of the papers. Exponentially weighted experts with discounting: Cesa-Bianchi and Lugosi, "Prediction,
     Learning, and Games", section 2.11.
@@ -102,7 +96,6 @@ class Mixture(PredictorPolicy[MixtureState]):
         return any(expert.unlearned(inner) for expert, inner in zip(self.experts, state.states, strict=True))
 
     def learn(self, state: MixtureState, epochs: int) -> MixtureState:
-        """Train one expert with due training, for at most ``epochs`` epochs; the experts take turns."""
         count = len(self.experts)
         for index in ((state.turn + ahead) % count for ahead in range(count)):
             expert, inner = self.experts[index], state.states[index]
@@ -120,7 +113,6 @@ class Mixture(PredictorPolicy[MixtureState]):
         return tuple(self._weights(state.errors))
 
     def _told(self, state: MixtureState, drivers: MachineLoad | None) -> list[float]:
-        """Return the experts' forecasts; empty before the first order, when some experts have none."""
         told = [expert.forecast(inner, drivers) for expert, inner in zip(self.experts, state.states, strict=True)]
         known = [speed for speed in told if speed is not None]
         return known if len(known) == len(told) else []

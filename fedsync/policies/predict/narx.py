@@ -34,8 +34,7 @@ class Model:
             `fedsync.policies.predict.small_network`, with the normalisation folded in.
         gain: rate at which the correction follows the errors.
         limit: largest error that counts in the correction [samples/s].
-        low: lower limit of forecasts [samples/s], unless the last speeds were lower.
-        high: upper limit of forecasts [samples/s], unless the last speeds were higher.
+        low, high: limits of forecasts [samples/s], unless the last speeds lie outside.
     """
 
     parameters: Floats
@@ -50,12 +49,10 @@ class Model:
     high: float
 
     def speed(self, inputs: list[float]) -> float:
-        """Return the output for one row of inputs, before any correction [samples/s]."""
         x = np.array(inputs)
         return float(self.out @ np.tanh(self.layer @ x + self.bias) + self.straight @ x) + self.constant
 
     def speeds(self, x: Floats) -> Floats:
-        """Return outputs [n] for inputs [n, inputs]."""
         given: Floats = np.tanh(x @ self.layer.T + self.bias) @ self.out + x @ self.straight + self.constant
         return given
 
@@ -65,9 +62,9 @@ class NarxState:
     """State of one silo.
 
     Args:
-        average: moving average of the orders' speeds, used until there is a model; None before the first.
-        rows: newest windows, float64 [n, 3]: speed, cpu, memory.
-        seen: number of observed windows.
+        average: moving average of the orders' speeds, used until there is a model.
+        rows: newest of the ``seen`` windows, float64 [n, 3]: speed, cpu, memory.
+        length: number of windows of the last order.
         start: initial parameters from another silo, or None.
         correction: addition to the model's output [samples/s].
         errors: recent mean squared errors of model and average.
@@ -95,14 +92,12 @@ class Narx(PredictorPolicy[NarxState]):
 
     ``v_k = F(v_{k-1}, v_{k-2}, c_k, c_{k-1}, c_{k-2}, m_k, m_{k-1}, m_{k-2})``, F a network with one hidden layer.
 
-    A step k is one *window* of an order, because an order as a whole gives too little data. The next order consists of
-    many windows. F forecasts window after window, with its own outputs as past speeds and with the current processor
-    load and memory use. The forecast is the mean over as many windows as the last order had. Known past speeds last
-    for a few windows only, so all windows from the fourth on count as the fourth. Without reported windows, an order
-    counts as one window.
+    A step k is one *window* of an order, because an order as a whole gives too little data. F forecasts window after
+    window of the next order, with its own outputs as past speeds and with the current processor load and memory use.
+    The forecast is the mean over as many windows as the last order had. Known past speeds last for a few windows only,
+    so all windows from the fourth on count as the fourth.
 
     Additions to the paper's model, besides the direct connections of `small_network`:
-
     - *Correction*: the slow part of F's past errors is added to its output. It captures effects that no input shows and
       that last longer than two windows (a hot processor, another machine). The rate of the correction is chosen on the
       held-out samples; a single error counts up to three standard deviations.
@@ -110,8 +105,7 @@ class Narx(PredictorPolicy[NarxState]):
       with another silo's weights), and whenever its own recent error is less than the model's.
     - *Guard*: each speed stays within a factor of 1.5 of the range of nearly all remembered speeds and the last two.
 
-    Training continues after ``renew`` more windows. It stops early on the newest fifth of the remembered windows, which
-    it does not train on.
+    Training continues after ``renew`` more windows, with early stopping on the held-out newest fifth of the windows.
 
     Source: LB-BSP, sections 3.2.2 (equation 4), 4 (online training) and 5.4.1.
     """
@@ -241,7 +235,7 @@ class Narx(PredictorPolicy[NarxState]):
 
 
 def _rows(sample: SpeedSample) -> Floats:
-    """Windows of a sample, float64 [n, 3], or the sample itself without windows; missing values are 0."""
+    """Windows of a sample, or the sample itself without windows, float64 [n, 3]; missing values are 0."""
     if not sample.windows:
         return np.array([[sample.speed, sample.cpu or 0.0, sample.memory or 0.0]])
     return np.array([[window.speed, window.cpu or 0.0, window.memory or 0.0] for window in sample.windows])
@@ -283,7 +277,6 @@ def _fold(training: Training, mean: Floats, scale: Floats, y: Floats) -> Model:
 
 
 def _follow(given: Floats, y: Floats, gain: float, limit: float, held: int) -> tuple[float, float]:
-    """Return the mean squared error of corrected outputs over the last ``held`` windows, and the final correction."""
     correction, squares, first = 0.0, 0.0, len(y) - held
     for index, (output, speed) in enumerate(zip(given.tolist(), y.tolist(), strict=True)):
         error = speed - output - correction
@@ -294,7 +287,6 @@ def _follow(given: Floats, y: Floats, gain: float, limit: float, held: int) -> t
 
 
 def _corrected(model: Model, correction: float, rows: Floats) -> float:
-    """Return the correction after the newest windows; ``rows`` also holds the two windows before them."""
     if model.gain == 0.0:
         return 0.0
     x, y = _table(rows)

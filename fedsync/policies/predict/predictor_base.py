@@ -18,9 +18,8 @@ Memory = Annotated[int, Ge(50), Le(10_000)]
 
 
 class PredictorPolicy(Policy, Generic[S]):
-    """Base of predictors of a silo's speed in its next order; see `fedsync.core.protocols.Predictor`.
-
-    A predictor that does not train keeps the defaults of all training methods.
+    """Base of predictors of a silo's speed in its next order; see `fedsync.core.protocols.Predictor`. A predictor that
+    does not train keeps the defaults of all training methods.
     """
 
     section = "predictor"
@@ -48,10 +47,7 @@ class PredictorPolicy(Policy, Generic[S]):
         return state
 
     def promise(self, state: S) -> float | None:
-        """Squared error of the trained model relative to the moving average's, on held-out samples.
-
-        None without a model or without held-out samples.
-        """
+        """Squared error of the trained model relative to the moving average's, on held-out samples; None if unknown."""
         return None
 
 

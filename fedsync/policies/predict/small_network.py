@@ -1,10 +1,9 @@
 """Small immutable feed-forward network: one hidden layer of tanh, plus direct connections from inputs to output.
 
 ``y = w . tanh(W x + b) + s . x + c``. With some hundred parameters and a few thousand samples, the method of Levenberg
-and Marquardt takes a handful of passes, each of a millisecond. Gradient descent takes thousands. Huber's loss limits
-the influence of rare stalls of the machine.
-
-scikit-learn's ``MLPRegressor`` does not fit: it is mutable and offers only gradient methods and squared errors.
+and Marquardt takes a handful of passes of a millisecond, gradient descent thousands. Huber's loss limits the influence
+of rare stalls of the machine. (scikit-learn's ``MLPRegressor`` is mutable, and has only gradient methods and squared
+errors.)
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ def _controller() -> Any:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Context in which NumPy's linear algebra runs on one thread.
-
-    Several threads are slower for small matrices, many times so on a busy machine. Their sums also depend on the number
-    of threads, so that a replay on another machine could differ.
+    """Context in which NumPy's linear algebra runs on one thread. Several threads are slower for small matrices, and
+    their sums depend on the number of threads, so that a replay on another machine could differ.
     """
     limit: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
     return limit
@@ -79,12 +76,10 @@ class Training:
     """Training in progress.
 
     Args:
-        x: inputs, float64 [n, inputs], about standard normal.
-        y: targets, float64 [n], about standard normal.
-        held_x: inputs of the held-out samples, for early stopping.
+        x, held_x: inputs, float64 [n, inputs], about standard normal; held-out samples are for early stopping.
+        y, held_y: targets, float64 [n], about standard normal.
         damping: of Levenberg and Marquardt, relative to n.
-        best: parameters with the least loss on the held-out samples.
-        stale: passes since ``best``.
+        best: parameters with the least loss on the held-out samples, ``stale`` passes ago.
     """
 
     x: Floats
@@ -102,7 +97,7 @@ class Training:
 
 
 def improve(training: Training) -> Training:
-    """Make one step of Levenberg and Marquardt over all samples, with the damping raised until the loss falls."""
+    """Make one step of Levenberg and Marquardt over all samples; the damping rises until the loss falls."""
     parameters, damping, x, y = training.parameters, training.damping, training.x, training.y
     given, active = outputs(parameters, training.hidden, x)
     error = given - y

@@ -34,11 +34,8 @@ class RoundPolicy(Policy):
 
     @abstractmethod
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
-        """Return the ``learning_rate`` of a round's orders, and entries to add or replace in ``train_config``.
-
-        Args:
-            round: base version of the order plus one, the version of a punctual update.
-            learning_rate: ``local.learning_rate``.
+        """Return the ``learning_rate`` of a round's orders, and entries to add or replace in ``train_config``. The
+        ``round`` of an order is its base version plus one; ``learning_rate`` is ``local.learning_rate``.
         """
 
 

@@ -20,9 +20,7 @@ WAIT = Verdict(reason="waiting for the silos still at work")
 class Bsp(BarrierPolicy[None]):
     """Barrier that waits for all silos and then releases all together.
 
-    A silo that failed its order skips the round and joins the next.
-
-    Source: the baseline of all the papers, for example LB-BSP, section 2.1.
+    A silo that failed its order skips the round and joins the next. Source: for example LB-BSP, section 2.1.
     """
 
     complete: bool = False
@@ -68,15 +66,14 @@ class Absp(BarrierPolicy[AbspState]):
 
     All silos get the same order. From the first update on, the barrier computes the processed share of the superstep's
     samples, from the updates and from the progress that busy silos report. At a share of R_s or more, it tells the busy
-    silos to stop after their current step. Below R_s, it asks for their progress every ``report_s``. Updates count as
-    progress, so a driver that cannot reach busy silos runs plain BSP. R_s = 1 is BSP; R_s = 0 stops all silos at the
-    first finisher.
+    silos to stop after their current step. Below R_s, it asks for their progress every ``report_s``. If the driver
+    cannot reach busy silos, this is plain BSP, as for R_s = 1. R_s = 0 stops all silos at the first finisher.
 
     Samples that a silo did not process come first in its next order (section 3.3.1); the sampler does this. The share
     of a failed or lost silo leaves the superstep. A silo that joins waits for the next superstep.
 
-    Source: A-BSP, section 3.2.1, Algorithm 1. In the paper, tasks report continuously. Here no silo is asked before
-    the first has finished, because nothing depends on its progress until then.
+    Source: A-BSP, section 3.2.1, Algorithm 1. In the paper, tasks report continuously. Here no silo is asked before the
+    first has finished, because nothing depends on its progress until then.
     """
 
     sync_ratio: PartOfOne = 0.5
@@ -118,7 +115,6 @@ class Absp(BarrierPolicy[AbspState]):
 
     @staticmethod
     def _processed(planned: Mapping[str, int], busy: list[str], view: ClusterView) -> float:
-        """R_p: processed samples / planned samples, both over the silos with an update or an order in work."""
         done = sum(meta.samples for meta in view.pending.values())
         total = sum(planned.get(meta.silo, meta.samples) for meta in view.pending.values())
         for name in busy:
@@ -130,7 +126,6 @@ class Absp(BarrierPolicy[AbspState]):
 
 
 def begin(view: ClusterView) -> tuple[dict[str, int], Verdict]:
-    """Begin a superstep once no silo is busy; return the samples per order, by silo, and the verdict. O(n)."""
     planned = {name: view.work[name].steps * view.work[name].batch_size for name in view.silos}
     commit = tuple(view.pending) if view.silos else ()
     reason = f"all {len(commit)} updates are in" if commit else f"{len(planned)} silos begin"
@@ -139,7 +134,7 @@ def begin(view: ClusterView) -> tuple[dict[str, int], Verdict]:
 
 @dataclass(frozen=True, slots=True)
 class OnTimeState:
-    """State of `OnTime`; ``planned`` holds samples per order, ``heard`` the last reported steps and the report time."""
+    """State of `OnTime`: ``planned`` samples per order, ``heard`` (last reported steps, report time), by silo."""
 
     planned: Mapping[str, int] = field(default_factory=dict)
     begun_s: float = 0.0
@@ -157,20 +152,16 @@ class OnTime(BarrierPolicy[OnTimeState]):
     barrier measures the speed v_i of each silo in the current round: from the duration of its training if its update is
     in, else from its reported progress or its forecast. If all n samples of the round were shared in proportion to
     speed, training would take T = n / sum_i v_i seconds.
-
     - If all silos will finish within (1 + ``slack``) T, the barrier waits for all silos until this time.
     - Otherwise the barrier tells all busy silos to stop after their current step: half a step of the slowest silo
       before T, or at once if this time has passed. Unprocessed samples come first in their next orders.
 
     The barrier asks for progress once the first update is in and a silo will be late, a speed is unknown, or half of
     ``slack`` has passed. It asks again every ``report_s`` and stops no silo before the first request. Where all silos
-    finish nearly together, this is BSP without requests. Stopped silos have shown their speed, so the next round gets
-    the right sizes. A silo without a reported step or a forecast counts as standing still, which makes T later. A
-    driver that cannot reach busy silos runs plain BSP.
+    finish nearly together, this is BSP without requests. A silo without a reported step or a forecast counts as
+    standing still, which makes T later. A driver that cannot reach busy silos runs plain BSP.
 
-    Not to be confused with `Absp`, which stops all silos at the first finisher once a fixed share is processed, even
-    where sizes are right, so its rounds are shorter and hold fewer samples. Also not to be confused with ``capped`` and
-    ``deadline``, whose late silos continue; their updates are dropped or join the next commit.
+    `Absp` stops silos even where sizes are right, so its rounds are shorter and hold fewer samples.
     """
 
     slack: NonNegative = 0.1
@@ -247,7 +238,6 @@ class OnTime(BarrierPolicy[OnTimeState]):
 
     @staticmethod
     def _speed(state: OnTimeState, name: str, order: WorkOrder, forecast: Curve | None) -> float:
-        """Speed of a busy silo in this round [samples/s]; 0 if unknown."""
         if name in state.heard:
             steps, at_s = state.heard[name]
             # On average the silo is half through its current step.

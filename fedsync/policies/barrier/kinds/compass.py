@@ -2,7 +2,6 @@
 
 A *group* is a set of silos that should arrive together. It has an expected time and a later latest time. When it ends,
 at its latest time at the latest, the updates that have arrived are committed.
-
 - A silo of unknown speed does ``min_steps`` steps, outside any group. Its update is committed on arrival.
 - A silo that continues joins the group in whose remaining time it can do the most steps, between ``min_steps`` and
   ``max_steps``. If no group fits, the silo founds a group.
@@ -12,12 +11,11 @@ at its latest time at the latest, the updates that have arrived are committed.
   are ignored. Of the others, the silo chooses the group with most steps; without any, it does ``max_steps``.
 
 No silo waits for ever: a group ends when none of its silos is busy, or at its latest time. A failed or lost silo leaves
-its group. A late silo belongs to no group: it continues at once, and its update waits for the next commit. (In the
-authors' implementation, a late arrival before the group's timer may empty a group that other silos have reached. The
-group is deleted, and those silos never get an answer.)
+its group. A late silo belongs to no group: it continues at once, and its update waits for the next commit.
 
-The authors' scheduler (APPFL, ``CompassScheduler``) differs in three rules. It gives an unknown silo ``max_steps``, it
-prefers the younger of two groups that allow equally many steps, and it scales overhead with the steps.
+The authors' scheduler (APPFL, ``CompassScheduler``) gives an unknown silo ``max_steps``, prefers the younger of two
+groups that allow equally many steps, and scales overhead with the steps. There, a late arrival may delete a group,
+whose other silos then wait for ever.
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ class SiloPace:
     overhead_s: float
 
     def steps(self, seconds: float) -> int:
-        """Steps that fit; 0 or negative if none do."""
         # The tolerance keeps a silo that arrives exactly on time from losing a step to rounding.
         return math.floor((seconds - self.overhead_s) / self.step_s + 1e-6)
 
@@ -73,8 +70,7 @@ class SiloPace:
 class Compass(BarrierPolicy[CompassState]):
     """FedCompass barrier: each silo gets ``min_steps`` to ``max_steps`` steps, so that silos arrive in groups.
 
-    A duration is the forecast step time plus the overhead of the silo's last order. The paper counts only local steps
-    per second, but arrivals are what has to coincide.
+    Durations include the overhead of the silo's last order. The paper counts only local steps per second.
 
     Source: FedCompass (Li et al. 2024, arXiv:2309.14675), the Compass scheduler.
     """
@@ -111,7 +107,6 @@ class Compass(BarrierPolicy[CompassState]):
 
     @staticmethod
     def _close(state: CompassState, view: ClusterView) -> tuple[list[ArrivalGroup], frozenset[str], bool]:
-        """Return the open groups, the late silos, and whether a group with an arrived member has ended."""
         sent = {meta.silo for meta in view.pending.values()}
         working = {name for name, silo in view.silos.items() if silo.order is not None}
         groups: list[ArrivalGroup] = []
@@ -172,7 +167,6 @@ class Compass(BarrierPolicy[CompassState]):
         return SiloPace(silo.forecast.step_s(view.work[name].batch_size), silo.overhead_s)
 
     def _join(self, groups: list[ArrivalGroup], pace: SiloPace, now_s: float) -> tuple[int | None, int]:
-        """Return the index of the group that allows the most steps, and the steps; (None, 0) if no group fits."""
         best, most = None, 0
         for index, group in enumerate(groups):
             steps = pace.steps(group.expected_s - now_s)
@@ -183,7 +177,6 @@ class Compass(BarrierPolicy[CompassState]):
     def _found(
         self, groups: list[ArrivalGroup], paces: dict[str, SiloPace | None], pace: SiloPace, now_s: float
     ) -> int:
-        """Steps of a founder, so that the fastest member of another group can meet it."""
         most = 0
         for group in groups:
             known = [other for name in group.members if (other := paces.get(name)) is not None]

@@ -3,14 +3,10 @@
 Given the predicted step ends of every silo, choose one end per silo so that their spread, max - min, is least. The
 spread is the time that the first silo waits for the last; the max is the time to synchronise (section 4.1, Problem 1).
 
-**The answer is unique.** Every exact method returns the same point, ties included:
-
+The answer is unique. Every exact method returns the same point, ties included:
 1. least waiting;
 2. then the earliest time (section 4.2: the longer a superstep, the staler the work of the fast silos);
-3. then the latest steps: each silo synchronises at its last step that ends at or before ``time``.
-
-Rule 3 is Algorithm 2's "for elements with the same p values, keep the latest". So the steps follow from ``time`` alone:
-no later step fits, and an earlier step cannot reduce a spread that is already least.
+3. then the latest steps: each silo synchronises at its last step that ends at or before ``time`` (Algorithm 2).
 
 The default search is `sweep`; the paper's searches are in `fedsync.extras.zipline_published`.
 
@@ -64,17 +60,16 @@ def sweep(ends: Ends) -> Steps:
 
 
 def last_steps(ends: Ends, time: float) -> Steps:
-    """Each silo's last step that ends at or before ``time``: rule 3 of the module."""
     return np.asarray(np.count_nonzero(ends <= time, axis=1), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # == of arrays returns an array
 class SyncPoint:
-    """Point at which the silos synchronise.
+    """Point at which the silos synchronise; times in the unit of the given ends, an int for ints.
 
     Args:
-        time: sync time, the latest chosen end; unit of ``ends``, an int for ints.
-        waiting: latest minus earliest chosen end, the wait of the first silo; unit of ``ends``.
+        time: sync time, the latest chosen end.
+        waiting: latest minus earliest chosen end, the wait of the first silo.
         steps: step of each silo, counted from 1; shape [n], int64.
     """
 
@@ -86,11 +81,9 @@ class SyncPoint:
 def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
     """Choose one step end per silo with the least spread; ties by the module's three rules.
 
-    Args:
-        ends: predicted ends of the next R steps, shape [n, R], float or int, ascending along R; any unit of time.
-        method: a key of `METHODS`. Heuristics return a valid point, not always the least waiting.
-
-    Raises `ValueError` if ``method`` is ``naive`` and R^n exceeds `NAIVE_LIMIT`.
+    ``ends``: predicted ends of the next R steps, shape [n, R], float or int, ascending along R. ``method``: a key of
+    `METHODS`; heuristics do not always find the least waiting. Raises `ValueError` if ``method`` is ``naive`` and R^n
+    exceeds `NAIVE_LIMIT`.
     """
     table = np.asarray(ends)
     steps = _search(method)(table)
@@ -127,17 +120,12 @@ class Elastic(BarrierPolicy[None]):
 
         e_k = overhead + k step_s(batch),    k = floor, ..., R    [s from now]
 
-    It chooses one end per silo so that ``max - min`` is least, the earliest on ties (`find_sync_point`). Each silo gets
-    its own k. Step times come from the forecasts, overheads from each silo's last order. An unmeasured silo counts as
-    the median of the measured silos. While no silo is measured, all silos do the configured number of steps: the
-    paper's monitoring phase.
+    It chooses one end per silo so that ``max - min`` is least, the earliest on ties (`find_sync_point`). Step times
+    come from the forecasts, overheads from each silo's last order. An unmeasured silo counts as the median of the
+    measured silos. While no silo is measured, all silos do the configured number of steps.
 
-    In the paper, a step is an iteration that pushes its gradients, so a barrier costs only waiting. Here each superstep
-    also pays for one model transfer each way, and equal silos would meet after every step. So each silo does at least
-    ``floor`` steps; the paper's rule is 1.
-
-    Raises:
-        ValueError: both are given and ``floor`` exceeds ``lookahead``.
+    In the paper, a step pushes its gradients, so a barrier costs only waiting. Here each superstep also pays for one
+    model transfer each way, so each silo does at least ``floor`` steps; the paper's rule is 1.
 
     Source: "ZipLine", sections 3 and 4.
     """

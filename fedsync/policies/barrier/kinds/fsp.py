@@ -1,9 +1,7 @@
 """Flexible synchronous parallel (FSP): rounds of a fixed time instead of a fixed number of steps.
 
 BSP fixes the work of a round, and the slowest silo sets its duration. FSP fixes the duration: every silo trains until
-the interval ends, so no silo waits for another. Fast silos then do more steps, for which the aggregation must correct
-(FedNova). The round length is a trade-off: short rounds give fresh parameters often, long rounds have fewer barriers
-(`fedsync.policies.barrier.intervals`).
+the interval ends. Fast silos then do more steps, for which the aggregation must correct (FedNova).
 
 Between two decisions, only time and arrivals change the state of a round:
 
@@ -41,9 +39,8 @@ from fedsync.policies.schema import Choice, Chosen, Count, PartOfOne, Positive, 
 class Late(Choice):
     """Treatment of an update that started from an older version than the current one.
 
-    - ``drop``: discarded by name.
-    - ``next``: part of the next commit.
-    - ``stale``: part of the next commit; the aggregation must weigh it by its staleness.
+    ``drop`` discards it, ``next`` adds it to the next commit, ``stale`` does the same and needs a discount by
+    staleness.
     """
 
     DROP = "drop"
@@ -67,12 +64,8 @@ class WaitFor(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Time of one silo's order besides training.
-
-    Args:
-        clock: `SiloView.clock` at the last measurement.
-        seconds: moving average over the silo's orders, without the first once there is a second [s].
-        orders: number of measured orders.
+    """Time of one silo's order besides training: moving average over ``orders`` orders, without the first once there is
+    a second [s]. ``clock`` is `SiloView.clock` at the last measurement.
     """
 
     clock: int
@@ -88,7 +81,6 @@ class FspRound:
         patience_s: time at which missing updates of silos with a known overhead are late.
         members: silos that got an order in the round.
         awaited: members to wait for after the deadline.
-        halted: whether the busy silos have been told to stop.
     """
 
     begin_s: float
@@ -101,11 +93,8 @@ class FspRound:
 
 @dataclass(frozen=True, slots=True)
 class FspState:
-    """State of `Fsp`.
-
-    Args:
-        round: round in progress, None between two rounds.
-        fresh: least version that an update may start from; older updates are from before a rollback.
+    """State of `Fsp`. ``round`` is None between two rounds. ``fresh`` is the least version that an update may start
+    from; older updates are from before a rollback.
     """
 
     interval: Any
@@ -122,21 +111,20 @@ class Fsp(BarrierPolicy[FspState]):
 
     Coordination is semi-centralised: a silo stops by itself after ``interval - delta_i``, so that all updates arrive
     together at ``interval``. The silo's overhead delta_i (start, transfer, evaluation...) is an exponential moving
-    average over its orders. The first order starts processes and loads data, so the second measurement replaces it.
-    The last step may exceed the budget by ``overrun`` of its length; at 0.5, overshoot and undershoot balance.
+    average over its orders. The first order starts processes and loads data, so the second measurement replaces it. The
+    last step may exceed the budget by ``overrun`` of its length; at 0.5, overshoot and undershoot balance.
 
-    An interval that overhead would fill is stretched to twice the median overhead of the idle silos. Then half of them
-    train for at least half of the round. Otherwise every order would be one step, and late.
+    An interval that overhead would fill is stretched to twice the median overhead of the idle silos. Otherwise every
+    order would be one step, and late.
 
-    A round is committed when all updates are in, else at the deadline once the silos of ``wait_for`` are in, else when
-    ``grace`` has passed. A silo that never finished an order has no known delta_i, so the round waits for it.
+    A silo that never finished an order has no known delta_i, so the round waits for it, even after ``grace``.
 
-    An order covers at most ``passes`` over the silo's data: more steps from the same parameters are of little use. The
-    first silo that has finished its passes stops the others. (The paper computes gradients at fixed parameters, so a
-    second pass is redundant; local steps move the parameters, so ``passes`` may exceed 1.)
+    An order covers at most ``passes`` over the silo's data: more steps from the same parameters are of little use. (The
+    paper computes gradients at fixed parameters, so a second pass is redundant; local steps move the parameters, so
+    ``passes`` may exceed 1.)
 
     A silo that arrives late joins the current round if there is time for a step, else the next round. A silo that
-    failed, or whose speed is unknown, joins the next round. An update that began with an older version is late.
+    failed, or whose speed is unknown, joins the next round.
 
     Source: FSP, sections 3.1, 3.3 and 5.2; ``wait_for`` is PSP's sampling (section 10.4.1) of a commit.
     """
@@ -270,7 +258,6 @@ class Fsp(BarrierPolicy[FspState]):
         refused: tuple[str, ...],
         out: list[str],
     ) -> tuple[FspState, Verdict]:
-        """Let late arrivals join; tell the other silos to stop once a silo has finished its data."""
         done = next((meta.silo for meta in fit if meta.samples >= self.passes * meta.examples), None)
         halt = done is not None and not round.halted
         # A silo that joined and left, or joined again, skips the rest of the round.
@@ -291,7 +278,6 @@ class Fsp(BarrierPolicy[FspState]):
         )
 
     def _over(self, round: FspRound, overheads: Mapping[str, Overhead], out: list[str], now_s: float) -> str | None:
-        """Return why the round is over, or None. The round must have at least one update."""
         if not out:
             return "all are in"
         if now_s >= round.deadline_s and self.wait_for is not None and round.awaited.isdisjoint(out):
@@ -301,7 +287,6 @@ class Fsp(BarrierPolicy[FspState]):
         return None
 
     def _next(self, now_s: float, round: FspRound) -> float | None:
-        """Return the next time at which the round may end without an arrival."""
         instants = (round.patience_s,) if self.wait_for is None else (round.deadline_s, round.patience_s)
         return next((at_s for at_s in instants if at_s > now_s), None)
 
@@ -339,7 +324,6 @@ class Fsp(BarrierPolicy[FspState]):
 
     @staticmethod
     def _budgets(names: tuple[str, ...], seconds: float, state: FspState) -> dict[str, float]:
-        """Return the training seconds left for each silo; with 0 s, a silo still does one step."""
         nothing = Overhead(0, 0.0)
         return {name: max(seconds - state.overheads.get(name, nothing).seconds, 0.0) for name in names}
 

@@ -4,7 +4,7 @@ A silo's *lag* behind another silo is the number of orders that the other silo h
 than s orders ahead of the slowest, so one slow silo holds all others. PSP draws beta other silos at random and checks
 whether one of them lags by more than s. With a small beta, the slowest silo is seldom drawn, so most silos continue.
 Still, no silo gets far ahead: with n silos, a check misses all of k laggards with probability about (1 - k/n)^beta, and
-each arrival triggers a new check. So the mean lag stays bounded, while the mean lag of ASP grows without bound.
+each arrival triggers a new check. So the mean lag stays bounded; in ASP it grows without bound.
 
 | state of a silo | event | decision | next |
 |---|---|---|---|
@@ -36,12 +36,11 @@ from fedsync.policies.schema import Choice, Count, register
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Silos to draw from: all silos of a view, or its fast and slow silos."""
+    """Silos to draw from: all silos of a view (``slow``), or its fast and slow silos."""
 
     fast: Sequence[str]
     slow: Sequence[str]
     quick: frozenset[str] = field(init=False)
-    """The fast silos as a set, for fast membership tests."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quick", frozenset(self.fast))
@@ -63,9 +62,8 @@ class Sampling(Choice):
     GROUPED = "grouped"
 
     def choose(self, names: Iterable[str], size: int, view: ClusterView, round: int = 0) -> tuple[str, ...]:
-        """Draw ``size`` (beta) of ``names``, all in ``view``, without replacement; all if there are fewer.
-
-        The result depends on (run seed, round), on ``names`` and, if grouped, on the forecasts.
+        """Draw ``size`` (beta) of ``names`` without replacement; all if there are fewer. The result depends on (run
+        seed, round), on ``names`` and, if grouped, on the forecasts.
         """
         match self:
             case Sampling.BASIC:
@@ -87,11 +85,8 @@ class Sampling(Choice):
         return Pools(*two_groups({name: _step_s(name, view) for name in names}))
 
     def draw(self, pools: Pools, size: int, view: ClusterView, silo: str, ticks: int, keeps: bool) -> tuple[str, ...]:
-        """Draw ``size`` (beta) of the silos other than ``silo``, all if there are fewer, in O(size).
-
-        Args:
-            ticks: number of orders that ``silo`` has done.
-            keeps: whether the sample stays the same across model versions.
+        """Draw ``size`` (beta) of the silos other than ``silo``, which has done ``ticks`` orders; all if there are
+        fewer. With ``keeps``, the sample stays the same across model versions. O(size).
         """
         coordinates = silo if keeps else f"{view.version}/{silo}"
         key = derive_seed(view.seed, Stream.SAMPLE, coordinates, 0 if self is Sampling.BASIC else ticks)
@@ -106,10 +101,8 @@ class Sampling(Choice):
 
 
 def _few(names: Sequence[str], size: int, but: str, key: int) -> tuple[str, ...]:
-    """Draw ``size`` of ``names`` without ``but``, uniformly without replacement; all if there are no more.
-
-    Each hash of (key, 0), (key, 1) and so on gives eight positions. A draw of four takes 3 us; setting up a generator
-    alone takes 9 us. For half of the names and more, a generator is used.
+    """Draw ``size`` of ``names`` without ``but``, uniformly without replacement; all if there are no more. Each hash
+    gives eight positions: faster than setting up a generator for small samples.
     """
     if 2 * size >= len(names):
         others = [name for name in names if name != but]
@@ -126,7 +119,6 @@ def _few(names: Sequence[str], size: int, but: str, key: int) -> tuple[str, ...]
 
 
 def _step_s(name: str, view: ClusterView) -> float:
-    """Predicted seconds of one local step; infinite if unknown, so that the silo counts as slow."""
     forecast = view.silos[name].forecast
     return inf if forecast is None else forecast.step_s(view.work[name].batch_size)
 
@@ -135,8 +127,8 @@ def two_groups(step_s: Mapping[str, float]) -> tuple[list[str], list[str]]:
     """Split names into fast and slow silos by 2-means on their step times [s]; O(n log n).
 
     In one dimension, two clusters are a cut in the sorted times. The best of the n - 1 cuts has the least sum of
-    squares, ``sum t^2 - (sum t)^2 / count`` on each side, and is the exact optimum. If all times are equal, all silos
-    count as slow. An infinite time counts as slow.
+    squares, ``sum t^2 - (sum t)^2 / count`` on each side: the exact optimum. If all times are equal, all silos count as
+    slow. An infinite time counts as slow.
     """
     names = sorted(step_s, key=lambda name: (step_s[name], name))
     times = np.array([step_s[name] for name in names])
@@ -182,11 +174,10 @@ class Sampled(BarrierPolicy[SampledState]):
 
     beta = 0 is `Asp`; beta = n - 1 is `Ssp`; staleness 0 is pBSP, above that pSSP.
 
-    Without ``redraw``, a silo that was close enough once is not checked again, and each silo that has drawn a laggard
-    waits for it. The spread is smaller, but a permanently slow silo sets the pace of all, and progress drops.
+    Without ``redraw``, each silo that has drawn a laggard waits for it. The spread is smaller, but a permanently slow
+    silo sets the pace of all.
 
-    Source: PSP, sections 10.4.1 and 10.5.2. In the paper, the barrier samples at every evaluation, and a worker may
-    draw itself, which gives no information. ``basic`` fixes one sample per silo, not one sample for all: members of a
+    Source: PSP, sections 10.4.1 and 10.5.2. ``basic`` fixes one sample per silo, not one sample for all: members of a
     shared sample would never wait for the other silos.
     """
 
@@ -218,7 +209,6 @@ class Sampled(BarrierPolicy[SampledState]):
         return SampledState()
 
     def decide(self, state: SampledState, view: ClusterView) -> tuple[SampledState, Verdict]:
-        """Decide in O(n), and O(beta) per waiting silo; ``grouped`` takes O(n log n) for all waiting silos together."""
         if view.pending:
             return state, commit_next(view)
         clocks = advance(state.clocks, view)
@@ -252,10 +242,7 @@ class Sampled(BarrierPolicy[SampledState]):
 
 
 def _behind(names: tuple[str, ...], clocks: Clocks, least: int) -> tuple[str, ...]:
-    """Return ``names`` from the first present silo that has done fewer than ``least`` orders.
-
-    Only the first name is checked while it lags, so a decision is O(n) for any number of waiting silos.
-    """
+    """Return ``names`` from the first present silo with fewer than ``least`` orders. O(1) while it lags."""
     for index, name in enumerate(names):
         tick = clocks.present.get(name)
         if tick is not None and tick.ticks < least:

@@ -14,9 +14,8 @@ from fedsync.policies.schema import Count, PositiveInt, register
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Progress of one silo; ``clock`` and ``failures`` are the last seen values of `SiloView`.
-
-    ``ticks``: finished orders, failed ones included, plus the count at which the silo started.
+    """Finished orders of one silo, failed ones included, plus the count at which the silo started. ``clock`` and
+    ``failures`` are the last seen values of `SiloView`.
     """
 
     ticks: int
@@ -31,8 +30,8 @@ class Clocks:
     Args:
         present: ticks of the present silos, by name.
         away: ticks of hidden silos, by name: silos with late orders and silos that have left.
-        slowest: least number of ticks. It keeps its value when no silo is present, so that returning silos are not
-            ahead of newcomers by all earlier ticks.
+        slowest: least number of ticks. It stays when no silo is present, so that returning silos are not far ahead of
+            newcomers.
     """
 
     present: Mapping[str, Tick] = field(default_factory=dict)
@@ -46,8 +45,8 @@ def advance(clocks: Clocks, view: ClusterView) -> Clocks:
     - A silo that is new, or has joined again, starts with the slowest tick, so other silos do not wait for it to catch
       up on orders from before it joined.
     - A silo that was hidden because its order was late counts on from its old tick, or from the slowest if that is
-      further. Otherwise two silos that are late in turn would each restart from the other for ever, and all other
-      silos would wait for them.
+      further. Otherwise two silos that are late in turn would each restart from the other for ever, and all other silos
+      would wait for them.
     - A failed order is a tick without an update, as in BSP: other silos do not wait for a silo that keeps failing.
     - A silo that has left has no clock, so other silos do not wait for it.
     """
@@ -93,7 +92,6 @@ Failures = Mapping[str, Failure]
 
 
 def failed(before: Failures, names: Iterable[str], view: ClusterView) -> Failures:
-    """Return the failures of the idle silos ``names``; known failures keep the version from ``before``."""
     found: dict[str, Failure] = {}
     for name in names:
         count = view.silos[name].failures
@@ -104,10 +102,8 @@ def failed(before: Failures, names: Iterable[str], view: ClusterView) -> Failure
 
 
 def ready(failures: Failures, names: tuple[str, ...], view: ClusterView) -> tuple[str, ...]:
-    """Return those of the idle silos ``names`` that may get an order.
-
-    A silo that failed its order waits until the next commit, or until no silo is busy. Otherwise a silo that fails at
-    once would get orders in an endless loop.
+    """Return those of the idle silos ``names`` that may get an order. A silo that failed its order waits until the next
+    commit, or until no silo is busy: a silo that fails at once would get orders in an endless loop.
     """
     if not failures or not view.anyone_busy:
         return names
@@ -132,9 +128,8 @@ class SspState:
 class Ssp(BarrierPolicy[SspState]):
     """Barrier in which a silo waits only while more than ``staleness`` orders ahead of the slowest.
 
-    An idle silo continues while ``its clock - slowest clock <= staleness``. Each update is committed as it arrives. The
-    slowest silo is never held, so at least one silo always works. Simultaneous arrivals are all committed before any
-    silo continues.
+    Each update is committed as it arrives; simultaneous arrivals are all committed before any silo continues. The
+    slowest silo is never held, so at least one silo always works.
 
     Source: "ZipLine", section 2.2; PSP, section 10.3.
     """
@@ -169,8 +164,6 @@ class Ssp(BarrierPolicy[SspState]):
 class Asp(BarrierPolicy[Failures]):
     """Barrier without waiting: each update is committed as it arrives, and its silo continues at once.
 
-    The staleness of an update is unbounded.
-
     Source: PSP, section 10.3; "ZipLine", section 2.2, equation 5.
     """
 
@@ -181,7 +174,6 @@ class Asp(BarrierPolicy[Failures]):
         return {}
 
     def decide(self, state: Failures, view: ClusterView) -> tuple[Failures, Verdict]:
-        """Decide in O(idle); here the idle silos are the changed silos."""
         if view.pending:
             return state, commit_next(view)
         idle = view.idle
@@ -206,8 +198,7 @@ class Buffered(BarrierPolicy[Failures]):
     A silo takes the newest model as soon as it has uploaded its update. So a fast silo may have several updates in one
     commit, and ``size`` may exceed the number of silos. With size 1 this is ASP.
 
-    Source: FedBuff (Nguyen et al. 2022, arXiv:2106.06639), Algorithm 1. The aggregation sets the coefficients,
-    eta_g / K * s(staleness).
+    Source: FedBuff (Nguyen et al. 2022, arXiv:2106.06639), Algorithm 1.
     """
 
     size: PositiveInt

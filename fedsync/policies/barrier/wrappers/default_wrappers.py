@@ -20,9 +20,8 @@ class MinimumState:
 
 @dataclass(frozen=True, slots=True)
 class MinimumSilos:
-    """Barrier that releases no silo before ``silos`` silos have joined, and then follows ``inner``.
-
-    Without it, the first silo that joins would get the whole batch.
+    """Barrier that releases no silo before ``silos`` silos have joined, and then follows ``inner``. Without it, the
+    first silo that joins would get the whole batch.
     """
 
     inner: AnyBarrier
@@ -59,8 +58,8 @@ class Resting:
     """Barrier that hides a silo from ``inner`` for a while after ``failures`` failed orders in a row.
 
     The pause is ``pause_s`` after that failure and doubles with each further failure, up to ``longest_s`` [s]. A
-    successful order, or joining again, resets the count. Without a pause, a silo with a full disk or a lost device
-    takes an order every round, and every round of a synchronous barrier waits for the failure.
+    successful order, or joining again, resets the count. Without a pause, every round of a synchronous barrier would
+    wait for the failure of a silo with, for example, a full disk.
     """
 
     inner: AnyBarrier
@@ -72,7 +71,6 @@ class Resting:
         return RestingState({}, self.inner.init())
 
     def decide(self, state: RestingState, view: ClusterView) -> tuple[RestingState, Verdict]:
-        """Ask ``inner`` about the silos that do not rest."""
         rests, begun = self._noted(state, view)
         resting = {
             name: rest for name, rest in rests.items() if rest.until_s > view.now_s and not view.silos[name].busy
@@ -122,7 +120,6 @@ class OpenableSums:
         return self.inner.init()
 
     def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
-        """Ask ``inner``; if its verdict is held back, its state stays unchanged."""
         sent = {meta.silo for meta in view.pending.values()}
         here = len(sent.union(view.silos))
         if here < self.least:

@@ -11,10 +11,9 @@ Each silo's random number follows from (seed, version, name). So each model vers
 leaving silos do not change the numbers of others. A failed order also changes the number. Otherwise a round of one silo
 would choose the same silo again.
 
-One verdict of a barrier says which updates are committed and which silos start next. A commit ends the round, so the
-silos that start belong to the next round. So if the inner barrier commits, it is asked a second time, and then sees the
-silos of the next round. If its second verdict commits other updates than the first, as FedCompass sometimes does, the
-first verdict is used, and the silos of the old round start again.
+A commit ends the round, and the silos that the same verdict releases belong to the next round. So if the inner barrier
+commits, it is asked a second time, and then sees the silos of the next round. If its second verdict commits other
+updates, as FedCompass sometimes does, the first verdict is used, and the silos of the old round start again.
 """
 
 from __future__ import annotations
@@ -94,12 +93,7 @@ class Fraction(BarrierPolicy[Any]):
         return part_of(silos, self.share, self.least)
 
     def _shown(self, view: ClusterView, ended: Collection[str], version: int) -> ClusterView:
-        """Return the view with the silos of a round: its current members, then a random choice for the free places.
-
-        Args:
-            ended: updates that belong to the previous round.
-            version: model version that the round begins with.
-        """
+        """Return the view with a round's current members, and random silos in its free places."""
         part = {meta.silo for update_id, meta in view.pending.items() if update_id not in ended}
         part.update(name for name, silo in view.silos.items() if silo.busy)
         idle = [name for name in view.silos if name not in part]

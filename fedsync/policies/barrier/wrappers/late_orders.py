@@ -1,7 +1,7 @@
 """Barriers that hide late silos from an inner barrier: ``capped``, ``quorum``, ``deadline``, and their base class.
 
-``capped``, ``quorum`` and ``deadline`` decide which orders (training requests) are *late*. A late order continues, but
-the inner barrier ignores its silo. The order's update is discarded, or joins the next commit like a fresh update.
+These barriers decide which orders (training requests) are *late*. A late order continues, but the inner barrier ignores
+its silo. The order's update is discarded, or joins the next commit like a fresh update.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ def decide_without_late(
     judge: Callable[[ClusterView], Collection[str]],
 ) -> tuple[LateState, Verdict]:
     """Ask ``barrier`` about the silos that are not late; ``judge`` returns the busy silos that become late now. O(n).
-
-    If late updates are dropped, a silo is told to stop once it is late, because its further work is lost.
+    If late updates are dropped, a late silo is told to stop, because its further work is lost.
     """
     dropped = tuple(update_id for update_id in view.pending if update_id in state.late) if rule is LateRule.DROP else ()
     visible = _hide(view, state.late, dropped)
@@ -137,7 +136,6 @@ def due_s(view: ClusterView, late: Collection[str], patience_s: float) -> float 
 
 
 def _hide(view: ClusterView, late: Collection[str], dropped: Collection[str]) -> ClusterView:
-    """Return the view without the silos of late orders and without dropped updates; idle silos always stay."""
     if not late:
         return view
     silos = {name: silo for name, silo in view.silos.items() if silo.order is None or silo.order.update_id not in late}
@@ -150,10 +148,9 @@ def _hide(view: ClusterView, late: Collection[str], dropped: Collection[str]) ->
 class Capped(Wrapper[LateState]):
     """Barrier ``inner`` with a limit of ``cap_s`` seconds on the wait for a silo.
 
-    Around BSP, whose silos begin together, a round ends after ``cap_s`` with the updates that are in. Around a barrier
-    with a staleness bound, one slow silo holds the others for at most ``cap_s``.
-
-    If no update is in after ``cap_s``, the barrier waits for the first: a short cap makes rounds small, not endless.
+    Around BSP, whose silos begin together, a round ends after ``cap_s`` with the updates that are in. If none is in,
+    the barrier waits for the first. Around a barrier with a staleness bound, one slow silo holds the others for
+    ``cap_s`` at most.
     """
 
     inner: Inner
@@ -175,12 +172,7 @@ class Capped(Wrapper[LateState]):
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """Number of silos that make a quorum.
-
-    Args:
-        count: number of silos, or all if fewer take part; None to use ``share``.
-        share: share of the silos that take part, rounded up.
-    """
+    """Number of silos that make a quorum: ``count``, or all if fewer take part; else ``share`` of them, rounded up."""
 
     count: int | None = None
     share: float = 1.0
@@ -193,7 +185,6 @@ class Required:
 
 
 def has_quorum(view: ClusterView, required: Required) -> bool:
-    """Whether enough of the participating silos, those with a pending update or an order in work, have sent."""
     sent = {meta.silo for meta in view.pending.values()}
     part = sent.union(name for name, silo in view.silos.items() if silo.order is not None)
     return len(sent) >= required.of(len(part))
@@ -204,9 +195,8 @@ def has_quorum(view: ClusterView, required: Required) -> bool:
 class Quorum(Wrapper[LateState]):
     """Barrier ``inner`` that needs only ``count`` silos, or a ``share`` of the participating silos.
 
-    Once the quorum has sent updates, the silos still busy are late. Around BSP, a round ends with its quorum. A round
-    with more silos than the quorum is over-selection: the slowest silos do not delay the round, and with ``late: drop``
-    their updates are discarded by name.
+    Once the quorum has sent updates, the silos still busy are late. A BSP round with more silos than the quorum is
+    over-selection: the slowest silos do not delay the round, and with ``late: drop`` their updates are discarded.
 
     Source: over-selection as in Bonawitz et al. 2019, "Towards federated learning at scale", arXiv:1902.01046.
     """
@@ -259,9 +249,8 @@ class Deadline(Wrapper[DeadlineState]):
     """Barrier ``inner`` without waiting for orders that take much longer than usual.
 
     The limit is ``median + spread * MAD`` over the last ``window`` orders of all silos [s], where MAD is the median
-    absolute deviation from the median. Unlike mean and variance, median and MAD are robust against a few very slow
-    orders. Late orders count once they arrive; otherwise the deadline would learn from fast orders only and shrink for
-    ever.
+    absolute deviation from the median. Median and MAD are robust against a few very slow orders. Late orders count once
+    they arrive; otherwise the deadline would learn from fast orders only and shrink for ever.
 
     No silo is late before as many orders have ended as there are silos (or ``window``, if that is less), nor before
     ``share`` of the silos have sent an update: otherwise a short deadline could exclude most silos.
@@ -269,8 +258,7 @@ class Deadline(Wrapper[DeadlineState]):
 
     inner: Inner
     spread: NonNegative = 3.0
-    """Number of median absolute deviations above the median after which an order is late; 0 makes half of the orders
-    late."""
+    """Median absolute deviations above the median after which an order is late; 0 makes half of the orders late."""
 
     floor_s: NonNegative = 0.0
     """Shortest deadline [s]."""

@@ -1,9 +1,7 @@
 """Queued orders: each silo continues with its next training request (order) while its last update is sent.
 
 Without a queued order, a silo is idle after its training, until its update has been sent, all other updates are in and
-the next order has arrived. A queued order is already at the silo, so training continues at once.
-
-The inner barrier sees rounds without queued orders. It sees each silo's oldest uncommitted order:
+the next order has arrived. The inner barrier sees each silo's oldest uncommitted order:
 
 | the oldest order of a silo | the inner barrier sees |
 |---|---|
@@ -12,13 +10,11 @@ The inner barrier sees rounds without queued orders. It sees each silo's oldest 
 | answered | an idle silo and its update; later updates of the silo are hidden until the next round |
 
 A released silo gets orders until it has two; at the start, both are from the same version. So the commit of round k - 1
-gives the orders of round k + 1. Each update is one version old when it is committed, except in the first round, as
-long as no silo is late. A silo that has answered both orders waits.
+gives the orders of round k + 1. Each update is one version old when it is committed, except in the first round, as long
+as no silo is late. A silo that has answered both orders waits.
 
 If silos train for ``c`` seconds per order with an overhead of ``o``, a round takes ``max(c, (c + o) / 2)`` seconds
-instead of ``c + o``.
-
-A silo whose last order failed gets one order at a time until an order succeeds, so that a failing silo can rest.
+instead of ``c + o``. A silo whose last order failed gets one order at a time until an order succeeds.
 """
 
 from __future__ import annotations
@@ -38,8 +34,8 @@ from fedsync.policies.schema import PartOfOne, register
 class Overlap(BarrierPolicy[Any]):
     """Barrier ``inner`` with queued orders: each silo has its next order before it has sent its update.
 
-    Overlap pays if the overhead of an order is as long as its training, or longer: a round then takes about half the
-    time. But updates are one version old, so training needs more rounds. With little overhead, training gets slower.
+    Overlap pays if the overhead of an order is as long as its training, or longer. Updates are one version old, so
+    training needs more rounds. With little overhead, training gets slower.
 
     Source: pipelined and delayed averaging, for example Shen et al. 2019, "Faster distributed deep net training:
     computation and communication decoupled stochastic gradient descent" (CoCoD-SGD), arXiv:1906.12043; Wang, Liang and
