@@ -51,8 +51,8 @@ from fedsync.model.transfer import Payload
 class ControlVariates(ServerOptimizer):
     """Server step ``model += rate change`` that also maintains m, with T in place of `Moments.powers`; see the module.
 
-    ``rate`` is the server's learning rate, eta_g in the paper; ``kept`` and ``gained`` are the weights of the old m and
-    of the change in the current step; ``grace`` is None, since no update is stale.
+    ``rate`` is eta_g in the paper; ``kept`` and ``gained`` are the weights of the old m and of the change in the
+    current step; ``grace`` is None, since no update is stale.
     """
 
     rate: float

@@ -95,7 +95,6 @@ class Ledger:
 
     @classmethod
     def of(cls, header: Mapping[str, Any], **options: Any) -> Ledger:
-        """Return the ledger of the journal with this header; ``options`` are further fields."""
         log = "a warning of this run" if header.get("runtime") == "virtual" else "its own log"
         lost = LostSilos(expected_of(header), log=log)
         return cls(header.get("target_accuracy"), int(header.get("model_bytes") or 0), lost=lost, **options)
@@ -169,7 +168,6 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first order to the end of training, without the final evaluation."""
         return 0.0 if self._begin_s is None else self._end_s - self._begin_s
 
     @property

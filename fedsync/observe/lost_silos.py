@@ -32,11 +32,8 @@ MOST_NEWS, MOST_NAMED = 100, 20
 
 @dataclass(frozen=True, slots=True)
 class LostSilo:
-    """A silo that is missing from the result.
-
-    Args:
-        since_s: start of the absence, in seconds since training began.
-        wanted: an operator dropped the silo, so the absence is not a failure.
+    """Silo that is missing from the result since ``since_s`` [s after training began]; ``wanted`` if an operator
+    dropped it: then it is no failure.
     """
 
     silo: str
@@ -138,7 +135,6 @@ class LostSilos:
         return ", ".join([*sorted(self._suspects)[:MOST_NAMED], *more])
 
     def readmit(self, dropped: Collection[str]) -> None:
-        """Readmit all silos except ``dropped``, the silos that remain dropped."""
         for silo in self._dropped - set(dropped):
             self._parts[silo].dropped_s = None
             self._dropped.discard(silo)

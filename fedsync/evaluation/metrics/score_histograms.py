@@ -58,14 +58,10 @@ def total(values: Sums) -> Sums:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts(Statistic):
-    """Numbers of samples of each class in each score bin.
+    """Numbers of samples of each class in each score bin; ``resolution`` is a multiple of 16.
 
     Two classes: counts [2, bins] of the score of class 1, first for samples of class 0. More classes: [classes, 2,
     bins] of each class's score, first for samples of all other classes.
-
-    Args:
-        classes: at least 2.
-        resolution: a multiple of 16; there are ``2 * resolution`` bins.
     """
 
     classes: int = 2
@@ -77,7 +73,6 @@ class ScoreCounts(Statistic):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Histograms of one class against the rest, two sides of each, bins."""
         return (1 if self.classes == 2 else self.classes), 2, self.bins
 
     @property
@@ -150,9 +145,8 @@ class Auroc(ArrayMetric[ScoreCounts]):
 
 
 class AveragePrecision(ArrayMetric[ScoreCounts]):
-    """Sum over thresholds of precision times gained recall, from the highest score down.
-
-    With more than two classes: the mean over classes with samples, each against the rest.
+    """Sum over thresholds of precision times gained recall, from the highest score down. With more than two classes:
+    the mean over classes with samples, each against the rest.
     """
 
     def values(self, sums: Sums) -> Sums:
@@ -163,9 +157,8 @@ class AveragePrecision(ArrayMetric[ScoreCounts]):
 
 
 class Brier(ArrayMetric[ScoreCounts]):
-    """Mean squared difference between scores and truth, 0 or 1; with more than two classes, summed over classes.
-
-    A score counts as the middle of its bin, so the error is below the largest bin's width.
+    """Mean squared difference between scores and truth, 0 or 1; with more than two classes, summed over classes. A
+    score counts as the middle of its bin, so the error is below the largest bin's width.
     """
 
     def values(self, sums: Sums) -> Sums:

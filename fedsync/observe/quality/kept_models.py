@@ -6,9 +6,8 @@
 | ``best.json`` | version, value and metrics of ``best.pt``, by the SHA-256 of that file | before ``best.pt`` |
 | ``last.pt``, ``model.pt`` | the last version, one file under two names | at the end |
 
-The process may be killed at any instant, so each file is replaced atomically. Before a new ``best.pt`` replaces the old
-file, ``best.json`` describes both. A resumed run starts from its checkpoint, which contains the best model. The resumed
-run then rewrites ``best.pt``, because the file may be newer or older than the checkpoint.
+The process may be killed at any instant, so each file is replaced atomically, and ``best.json`` describes the old and
+the new ``best.pt`` in between. A resumed run rewrites ``best.pt`` from its checkpoint, which may be newer or older.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ class KeptModels:
         self.digests.pop("best", None)
 
     def write_if_due(self) -> None:
-        """Write a pending best model, unless the previous write was too recent.
-
-        A failed write is logged once and retried: the checkpoint contains the best model too.
+        """Write a pending best model, unless the previous write was too recent. A failed write is logged once and
+        retried: the checkpoint contains the best model too.
         """
         begin_s = time.monotonic()
         if self._waiting is None or begin_s < self._not_before_s:
@@ -81,10 +79,8 @@ class KeptModels:
         self._not_before_s = now_s + _SHARE * (now_s - begin_s)
 
     def finish(self, last: Vector | None) -> None:
-        """Write the pending best model and the last model.
-
-        ``last``: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
-        Raises `ConfigError` if a file cannot be written, and ``last`` is not None.
+        """Write the pending best model and the last model, float32 [layout.size]. ``last`` is None if the run failed,
+        or only silos hold the model; otherwise `ConfigError` if a file cannot be written.
         """
         if last is None:
             self._not_before_s = 0.0

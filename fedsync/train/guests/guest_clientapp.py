@@ -1,11 +1,9 @@
 """Trainer that calls a user's Flower ClientApp, in its own process, once per order.
 
-This module is the only module outside ``fedsync/flower`` that imports flwr at run time; only trainers of such apps
-import it. Messages stay in the process and never pass a SuperLink.
-
-An order becomes a message of type ``train``: ``arrays`` holds the base model, ``config`` the order's settings. The
-update is the reply's arrays minus the base. ``context.state`` is stored on disk together with the last order, so a
-repeated order starts from the same state.
+Only this module imports flwr at run time outside ``fedsync/flower``, and only trainers of such apps import it. Messages
+stay in the process. An order becomes a message of type ``train``: ``arrays`` holds the base model, ``config`` the
+order's settings. The update is the reply's arrays minus the base. ``context.state`` is stored on disk with the last
+order, so a repeated order starts from the same state.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ _COUNTING = WorkOrder("", 0, 1, batch_size=32, max_steps=1, learning_rate=0.001,
 """Order with which an app is asked for its number of samples; the update is discarded."""
 
 _LARGER = replace(_COUNTING, batch_size=1024)
-"""Larger batch, for apps whose reply may give the number of samples trained instead of the number held."""
+"""Larger batch, for apps whose reply may give the number of samples trained instead of held."""
 
 
 class Counted(BaseException):
@@ -85,10 +83,7 @@ class OrderSteps:
         self._begin = begin
 
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
-        """Yield the batches up to the end of the order.
-
-        Raises `Counted` if the app was called to count samples, and `ConfigError` for a second loop.
-        """
+        """Yield the order's batches; `Counted` if the app only counts samples, `ConfigError` for a second loop."""
         if self._begin is None:
             samples = getattr(loader, "dataset", None)
             if isinstance(samples, Sized):
@@ -158,8 +153,8 @@ class FirstModel:
 class ClientAppTrainer(LocalTrainer):
     """Trainer that calls a Flower ClientApp; ``partitions`` silos divide the data among them.
 
-    ``folder`` is that of the app's ``pyproject.toml``, if it has one. Raises `ConfigError` if there is no such device,
-    no ClientApp, or no first model, and `RunError` if making the model failed.
+    ``folder`` is that of the app's ``pyproject.toml``. Raises `ConfigError` if there is no such device, no ClientApp,
+    or no first model, and `RunError` if making the model failed.
     """
 
     def __init__(
@@ -201,14 +196,12 @@ class ClientAppTrainer(LocalTrainer):
         return self._examples
 
     def initial_model(self) -> Vector:
-        """See `LocalTrainer.initial_model`; raises `ConfigError` if only the server knows the first model."""
         if not self._knows_first:
             problem = "the server gave this run's first model, and silos cannot make it"
             raise ConfigError("task.model", problem, "Write model: package.module:Net")
         return self._initial
 
     def make_private(self, settings: PrivateSettings) -> int:
-        """See `SiloTrainer`; refuses, since the app's loop is its own."""
         problem = "the steps of a Flower ClientApp are its own, so FedSync cannot make them private"
         raise ConfigError("privacy", problem, "Write a SiloApp with work.private, or leave privacy out")
 
