@@ -1,8 +1,7 @@
 """Flower messages between server and silos; only this module builds and parses them.
 
 A message is a text, with bytes beside it if arrays are sent. A message to a silo also has the run's specification, by
-which the silo finds its trainer. `fedsync.silo.protocol` defines the texts, `fedsync.flower.payloads` the bytes. All
-data of a peer is checked against size limits before it is parsed.
+which the silo finds its trainer. All data of a peer is checked against size limits before it is parsed.
 """
 
 from __future__ import annotations
@@ -76,9 +75,7 @@ def together(asked: Sequence[SiloQuestion]) -> int:
 
 
 def read_request(message: Message) -> tuple[str, str, Payload | None]:
-    """Return the run's specification, the request as text, and the payload, uint8; nothing is decoded. Raises
-    `ProtocolError` if the message is not a request.
-    """
+    """Return specification, request and payload (uint8), undecoded; `ProtocolError` if the message is no request."""
     payload = _payload(message, MAX_SEALED_BYTES, SERVER)
     return _text(message, _SPEC, SERVER), _text(message, _TEXT, SERVER), payload
 

@@ -120,8 +120,8 @@ class HeldModel:
         self.version, self.model = -1, np.empty(0, np.float32)
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """Return the model ``version``, float32 [values]. An invalid payload changes nothing. Raises `OtherVersion` if
-        the payload's base is another version than the one held, and `ProtocolError` if the payload is malformed.
+        """Return the model ``version``, float32 [values]; an invalid payload changes nothing. Raises `OtherVersion` if
+        its base is another version than the one held, and `ProtocolError` if it is malformed.
         """
         if payload.dtype != np.uint8 or payload.ndim != 1 or payload.nbytes < HEAD_BYTES:
             raise ProtocolError(SERVER, "length", f"{payload.dtype} {payload.shape} is no model")

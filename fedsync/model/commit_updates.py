@@ -146,8 +146,8 @@ class Combining:
         counts.update({"commits": 0, "few": 0, "left_out": {}} | counts)
 
     def change(self, updates: CommitUpdates) -> Part:
-        """Return spans of a commit's change, float32 [stop - start]. Raises `PolicyError` if the combiner chooses
-        updates that are not there, or, in a span, did not return one finite value per column.
+        """Return a commit's change as a function of (start, stop), float32 [stop - start]. Raises `PolicyError` if the
+        combiner chooses updates that are not there, or, in a span, did not return one finite value per column.
         """
         chosen = sorted(set(self._combiner.choose(updates)))
         if not chosen or not set(chosen) <= set(range(len(updates.ids))):

@@ -171,8 +171,8 @@ class FlowerDriver:
         return time.monotonic() - self._start_s
 
     def _come_back(self, moment: Moment) -> list[Event]:
-        """Wait for the silos of the previous process, which count as lost and joined again. If the run was about to
-        end, they only have to evaluate, so only silos that stay away count as lost.
+        """Wait for the silos of the previous process, which count as lost and joined again; if the run was about to
+        end, only silos that stay away count as lost.
         """
         silos = moment.silos if moment.evaluating is None else ()
         events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]

@@ -55,8 +55,7 @@ _ASK, _ANSWER = ".ask", ".answer"
 
 class OperatorRequests(DriverExtension):
     """Server process's side of the operator's requests; ``check`` returns why a request does not fit the run, or "".
-    Raises `ConfigError` if the folder is unusable or open to others, `RunError` if another process answers requests in
-    it.
+    Raises `ConfigError` if the folder is unusable, `RunError` if another process answers requests in it.
     """
 
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:

@@ -89,7 +89,6 @@ class PendingMessage:
         return isinstance(self.request, Train) and self.request.order.update_id == update_id
 
     def is_like(self, other: PendingMessage) -> bool:
-        """Whether both requests have the same reply."""
         return (self.node, self.request) == (other.node, other.request)
 
 
@@ -141,7 +140,6 @@ class Outbox:
         self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
 
     def over(self, update_id: str, now_s: float) -> None:
-        """Record that an order is over, which starts the time limit of the order queued behind it."""
         if not any(sent.queued for sent in self.waiting):
             return
         due_s, end_s = self._timing.order_until(now_s)
@@ -198,7 +196,6 @@ class Outbox:
                 self._post(sent, request, None, now_s)
 
     def _send(self, sent: PendingMessage, silo: str, now_s: float) -> None:
-        """Post an order or an evaluation, with the payload that its silo needs for the model."""
         if self._aggregator is None:
             raise PolicyError("a silo is to train before there is a model")
         before = [other.order for other in self.waiting if other.node == sent.node and other.request != sent.request]

@@ -16,7 +16,6 @@ from fedsync.train.batches import Batches
 from fedsync.train.machine.device import is_out_of_memory
 
 FEW = 2
-"""Held-out samples on which the score function is tried."""
 
 
 def check_data(data: object) -> SiloData:
@@ -39,9 +38,8 @@ def check_data(data: object) -> SiloData:
 
 
 def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches) -> None:
-    """Try a task's functions on a few samples; the caller seeds torch.
-
-    Raises `ConfigError` if a default function cannot read the batches, or if the score is not a pair of sums.
+    """Try a task's functions on a few samples; the caller seeds torch. Raises `ConfigError` if a default function
+    cannot read the batches, or if the score is not a pair of sums.
     """
     _check_batch(task, samples.take(samples.place(np.arange(1))))
     few = np.arange(min(FEW, len(held_out)))

@@ -28,7 +28,6 @@ from fedsync.evaluation.metrics.metric_types import (
 )
 
 FINE, COARSE = 128, 32
-"""Resolutions for two classes, and for more."""
 
 GROUPS = 16
 """Equal spans of scores in which the calibration error compares mean score and class share."""

@@ -50,7 +50,6 @@ class KeptModels:
         self._failed = False
         self._there = ""
         self.digests: dict[str, str] = {}
-        """Hexadecimal SHA-256 of each up-to-date file, by ``best`` or ``last``."""
         for name in (_NEXT, LAST, MODEL, *([] if resume else [BEST, STATED])):
             (out / name).unlink(missing_ok=True)
         if (out / BEST).exists():

@@ -68,9 +68,8 @@ def _known(targets: Tensor, labels: Tensor) -> Tensor:
 def cells_of(statistic: ClassCounts | ScoreCounts, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Positions in the sums at which the labels of a batch count.
 
-    Returns:
-        True labels, int64 [labels], negative if unknown. Entries of the sums, int64 [labels, n]: -1 for none, and one
-        beyond the last for a NaN output.
+    Returns true labels, int64 [labels], negative if unknown, and entries of the sums, int64 [labels, n]: -1 for none,
+    one beyond the last for a NaN output.
     """
     labels = labels_of(outputs)
     truth = _known(targets, labels)

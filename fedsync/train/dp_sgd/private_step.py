@@ -117,7 +117,7 @@ def finite(single: Tensor) -> Tensor:
 
 
 def clipped_sums(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tensor]:
-    """Sums of gradients that ``optimizer`` clips, one a parameter, of ``single`` ones [units, ...]; 0 if not finite."""
+    """Sums of clipped gradients, one a parameter, of ``single`` gradients [units, ...]; NaN and infinity count as 0."""
     sums = _clipped(optimizer, single)
     # A value that is not finite makes the sum so. To look for it in the sums saves a copy of all gradients. Finite sums
     # that overflow here are only clipped again, with the same result.
