@@ -41,7 +41,6 @@ def join(node: int, text: str, ttl_s: float) -> Message:
 
 
 def read_join(message: Message) -> str | None:
-    """Return the join in a message; None if the message is a question."""
     record = message.content.config_records.get(_RECORD)
     text = None if record is None else record.get(_JOIN)
     return text if isinstance(text, str) else None

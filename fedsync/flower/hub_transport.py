@@ -80,10 +80,8 @@ class _Invitation:
 
 
 class HubTransport:
-    """Transport over a hub; see `begin`.
-
-    A separate thread calls ``grid``, because it blocks while the SuperLink is away. ``authority`` is the CA certificate
-    of the hub's certificate, PEM; empty without TLS.
+    """Transport over a hub; see `begin`. A separate thread calls ``grid``, because it blocks while the SuperLink is
+    away. ``authority`` is the CA certificate of the hub's certificate, PEM; empty without TLS.
     """
 
     def __init__(
@@ -127,7 +125,6 @@ class HubTransport:
         return transport
 
     def close(self) -> None:
-        """Tell silos that the run is over, and stop."""
         self._over.set()
         self._hub.close()
         shutil.rmtree(self._folder, ignore_errors=True)

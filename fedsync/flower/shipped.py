@@ -139,7 +139,6 @@ _LEAST = 2
 
 
 def _steps_of(name: str, steps: int) -> dict[str, int]:
-    """Return the bounds of steps in the barrier of a strategy that gives silos different numbers of steps."""
     match name:
         case "elastic":
             return {"lookahead": 2 * steps, "floor": max(steps // 2, 1)}

@@ -35,7 +35,6 @@ def differences_kept(values: int, wire: WireFormat) -> int:
 
 
 def download_bytes(values: int, wire: WireFormat, behind: int | None) -> int:
-    """Return the download size of the newest version, for a silo ``behind`` versions back; None if it holds none."""
     if wire is FP32:
         return FP32.payload_bytes(values)
     if behind is None or not 0 <= behind <= differences_kept(values, wire):

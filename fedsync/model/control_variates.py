@@ -95,9 +95,8 @@ _COUNTED = np.dtype([("silo", "S8"), ("serial", "<i8")])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlledModel:
-    """Model with the control variate m that corrects local steps, float32 [values] each.
-
-    ``counted`` has the serial number of each silo's last committed update, by `key_of` its name.
+    """Model with the control variate m that corrects local steps, float32 [values] each. ``counted`` has the serial
+    number of each silo's last committed update, by `key_of` its name.
     """
 
     model: Vector

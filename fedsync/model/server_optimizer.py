@@ -39,9 +39,8 @@ Part = Callable[[int, int], Vector]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """State of an optimizer after ``steps`` steps: ``vectors``, float32 [values] each, and ``powers``.
-
-    ``powers`` are the decays to the power of ``steps + 1``, or another number that the optimizer stores instead.
+    """State of an optimizer after ``steps`` steps: ``vectors``, float32 [values] each, and ``powers``: the decays to
+    the power of ``steps + 1``, or another number that the optimizer stores instead.
     """
 
     steps: int = 0

@@ -31,9 +31,8 @@ MAX_SEALED_BYTES = 2**32
 
 @dataclass(frozen=True, slots=True)
 class VersionMismatch:
-    """Notice of an unusable or missing payload. ``holds`` is the silo's model version, -1 for none.
-
-    ``announcement`` is the silo's announcement for masks, hexadecimal, if the payload has another announcement or none.
+    """Notice of an unusable or missing payload. ``holds`` is the silo's model version, -1 for none; ``announcement`` is
+    its announcement for masks, hexadecimal, if the payload has another announcement or none.
     """
 
     holds: int
@@ -132,9 +131,8 @@ class Aggregator(Protocol):
 
 
 def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload | None) -> None:
-    """Store an order's result; an update of None is already in the aggregator, in the sum of its region.
-
-    The result is an update, a silo's own model if requested and sent, or nothing. Raises `ProtocolError` if invalid.
+    """Store an order's result: an update, a silo's own model if requested and sent, or nothing; `ProtocolError` if
+    invalid. An update of None is already in the aggregator, in the sum of its region.
     """
     if update is None:
         return

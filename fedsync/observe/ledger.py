@@ -158,7 +158,6 @@ class Ledger:
         return known
 
     def _is_closed(self, index: int) -> bool:
-        """Check whether this or a later round is scored, or whether no order from this version is pending."""
         if len(self.rounds) - index > MOST_OPEN:
             return True
         version = self.rounds[index].round
@@ -175,7 +174,6 @@ class Ledger:
         return next((row.loss for row in reversed(self.rounds[-_LATEST:]) if row.loss is not None), None)
 
     def loss_words(self, row: Round) -> str:
-        """Return the newest training loss as text, or else the evaluation loss, or else ``loss -``."""
         known = self.training_loss if row.loss is None else row.loss  # sealed losses arrive one commit late
         name, value = ("loss", known) if known is not None or self._loss is None else ("test loss", self._loss)
         return f"{name} -" if value is None else f"{name} {value:.4f}"
@@ -282,7 +280,6 @@ class Ledger:
         self._scores.begin(version, len(names))
 
     def _end_training(self, asked: int = 1) -> None:
-        """End training; ``asked`` more silos get a model for the final evaluation."""
         self.cut_off()
         self._closing = True
         self.bytes_down += self.model_bytes * asked

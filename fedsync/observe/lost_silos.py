@@ -119,9 +119,8 @@ class LostSilos:
         self._dropped.add(silo)
 
     def spoil(self, silos: Collection[str]) -> None:
-        """Record an unusable encrypted sum: one of its silos sealed invalid values.
-
-        The suspects are narrowed down to the silos that all unusable sums have in common, if there are any.
+        """Record an unusable encrypted sum: one of its silos sealed invalid values. The suspects are narrowed down to
+        the silos that all unusable sums have in common, if there are any.
         """
         if silos:
             self._spoiled += 1
@@ -143,7 +142,6 @@ class LostSilos:
         self._part(silo).orders += 1
 
     def fail(self, event: WorkFailed) -> None:
-        """Record a failed order, unless the silo's announced absence excuses the failure."""
         if not self._attendance.excuses(event):
             self.refuse(event.silo, event.at_s, event.reason)
 

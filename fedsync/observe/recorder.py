@@ -157,7 +157,6 @@ class Recorder:
             return 0 if self._journal is None else self._journal.position()
 
     def keep(self, name: str, value: object) -> None:
-        """Write a JSON file of this name into the run's folder, unless ``value`` is None."""
         if value is not None:
             with _writing(self.out), open_private(self.out / name) as file:
                 file.write(json.dumps(value) + "\n")

@@ -143,7 +143,6 @@ class SiloTotals:
         self.batch_size = order.batch_size
 
     def answered(self, update_id: str) -> WorkOrder | None:
-        """Return the order with this update_id, and make it the running order; None if the silo has no such order."""
         if self.queued is not None and self.queued.update_id == update_id:
             self.order, self.queued = self.queued, self.order
         return self.order if self.order is not None and self.order.update_id == update_id else None

@@ -40,7 +40,6 @@ def silo_table(summary: dict[str, Any]) -> Table:
 
 
 def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return quantiles of each figure over all silos; a row does not describe a single silo."""
     columns = {key: sorted(silo[key] for silo in silos) for key in silos[0] if key not in ("name", "metrics")}
     last = len(silos) - 1
     return [

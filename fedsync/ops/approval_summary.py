@@ -128,7 +128,6 @@ def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
 
 
 def _fields(run: AskedRun) -> int:
-    """Count the fields that the run sets, including each field inside lists; 0 for an unreadable run."""
     try:
         said = RunSpec.parse(run.spec).model_dump(mode="json", exclude_defaults=True)
         return sum(1 for each in (said, json.loads(run.run_config)) for _ in leaves(each))

@@ -201,7 +201,6 @@ def _server(home: Path) -> ServerStartConfig:
 
 
 def _start_server(processes: _Processes, server: ServerStartConfig, names: Sequence[str]) -> list[NodeKey]:
-    """Start the server's processes, and register silos; returns the silos' keys."""
     processes.start(server_programs(server, lasting=False))
     end_s = time.monotonic() + _START_TIMEOUT_S
     while not _listens(server.port):
@@ -231,7 +230,6 @@ def _start_silos(
     environment: Mapping[str, str],
     fork_servers: tuple[Path, Path] | None,
 ) -> None:
-    """Start the SuperNodes with ``environment``; the fork servers fork SuperNodes and their trainers."""
     supernodes, trainers = fork_servers or (None, None)
     if trainers is not None:
         environment = {**environment, FORK_SERVER: str(trainers)}

@@ -315,7 +315,6 @@ def _list(state: Path, folder: Path) -> None:
 
 
 def write_bundle(folder: Path, settings: Mapping[str, str | float]) -> Path:
-    """Create the Flower app in a new folder; ``settings`` are the settings of `fedsync.flower.server_app`."""
     folder.mkdir(parents=True)
     # JSON strings and numbers are valid TOML.
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())

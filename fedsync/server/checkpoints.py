@@ -333,7 +333,6 @@ def _read(path: Path, config: str) -> Checkpoint:
 
 
 def _named_in(file: Path) -> list[ArrayName]:
-    """Return the arrays of a checkpoint; none if it is damaged."""
     with file.open("rb") as opened:
         opened.seek(DIGEST_BYTES)
         try:

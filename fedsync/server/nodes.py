@@ -146,7 +146,6 @@ class Nodes:
         """Number of samples that each silo reported, including lost silos."""
 
     def sender(self, node: int) -> str:
-        """Name of a node in logs and errors: the silo's name, else the registered name, else the node's number."""
         return self._names.get(node) or self._registered.get(node) or f"node {node}"
 
     def look(self, *, at_once: bool = False) -> tuple[list[int], list[int]]:

@@ -300,7 +300,6 @@ class Outbox:
         return answer.again
 
     def _is_relay(self, sent: PendingMessage, answer: SiloAnswer) -> bool:
-        """Whether a newly asked node has identified itself as a relay; if so, register the relay."""
         if not answer.relay:
             return False
         try:

@@ -95,7 +95,6 @@ def end_process(folder: Path) -> None:
 
 
 def ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Wait until the server process has ended or ``enough``; return whether the process has ended."""
     wait_until(lambda: not held(folder / RUN_LOCK) or enough(), wait_s, _PAUSE_S)
     return not held(folder / RUN_LOCK)
 

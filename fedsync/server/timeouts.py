@@ -69,7 +69,6 @@ class Timeouts:
         return Backoff(self.ask_s, _MOST_PATIENCE * self.ask_s).pause_s(asked)
 
     def order_until(self, now_s: float) -> tuple[float, float]:
-        """Return the times at which a new order has failed: without progress, and at the latest."""
         end_s = now_s + self.order_limit_s
         return min(now_s + self.order_timeout_s, end_s), end_s
 

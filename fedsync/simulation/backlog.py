@@ -1,6 +1,6 @@
 """Queues of orders (training requests) at simulated machines: one order at a time, first come, first served.
 
-A queued order begins when the training of the previous order ends, whose overhead and upload cost it no time.
+A queued order begins when training of the previous order ends; it does not wait for overhead and upload.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ class Turn:
 
 
 class Backlog:
-    """Order queues of all machines.
-
-    ``after_s`` returns the seconds from the end of a silo's training to the arrival of its update. ``push`` schedules a
-    call of `turn` or `sent` with this argument at this time.
+    """Order queues of all machines. ``after_s`` returns the seconds from the end of a silo's training to the arrival of
+    its update. ``push`` schedules a call of `turn` or `sent` with this argument at this time.
     """
 
     def __init__(

@@ -36,9 +36,8 @@ _BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Speed multiplier over time: ``factors[i]`` holds from ``seconds[i]`` to the next time, the last for ever.
-
-    Both are float64 [points]: ``seconds`` strictly ascending, from 0 on; ``factors`` non-negative, the last positive.
+    """Speed multiplier over time: ``factors[i]`` holds from ``seconds[i]`` to the next time, the last for ever. Both
+    are float64 [points]: ``seconds`` strictly ascending, from 0 on; ``factors`` non-negative, the last positive.
     """
 
     seconds: Floats

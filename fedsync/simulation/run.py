@@ -155,7 +155,6 @@ def _sessions(
 
 
 def _of_other_form(workers: Mapping[str, SiloSession]) -> dict[str, ProtocolError]:
-    """Return errors of silos whose model or table has another form than the first silo's, by name."""
     found, form = dict[str, ProtocolError](), None
     for name, worker in workers.items():
         form = form or CommonForm(worker.layout, worker.form.frozen)

@@ -38,9 +38,8 @@ class Sampler:
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def take(self, cursor: Cursor, count: int) -> tuple[NDArray[np.int64], Cursor]:
-        """Return the next ``count`` >= 1 sample numbers, int64 [count], read-only, and the cursor after them.
-
-        A batch may span epochs. A cursor past the end, from before the silo lost data, starts the next epoch.
+        """Return the next ``count`` >= 1 sample numbers, int64 [count], read-only, and the cursor after them. A batch
+        may span epochs. A cursor past the end, from before the silo lost data, starts the next epoch.
         """
         if count < 1:
             raise ValueError(f"a batch needs at least one sample, not {count}")

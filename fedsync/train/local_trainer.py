@@ -76,9 +76,8 @@ class ModelKeeper(Protocol):
     def layout(self) -> Layout: ...
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
-        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.
-
-        The file includes frozen parts, and private parts from ``private`` (`Cursor.private`), else as built.
+        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it, with frozen
+        parts, and with private parts from ``private`` (`Cursor.private`), else as built.
         """
 
 

@@ -198,5 +198,4 @@ def _about(name: str, tensor: Tensor) -> list[object]:
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """Bytes of a tensor, uint8 [bytes], on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -1,6 +1,6 @@
 """Interface between a silo's session (keys, messages) and its trainer, which may run in a confined process.
 
-Imports no torch, which the process with a silo's keys does not load.
+Imports no torch: the process that has a silo's keys does not load torch.
 """
 
 from __future__ import annotations
@@ -81,10 +81,8 @@ class RunOptions(TypedDict, total=False):
 
 
 class SiloTrainer(Protocol):
-    """Trainer of one silo; not thread-safe.
-
-    `LocalTrainer` trains in this process, `fedsync.silo.room.process.TrainingProcess` in another. Any method may raise
-    `UserCodeError` or `ConfigError`, because methods run user code.
+    """Trainer of one silo, in this process (`LocalTrainer`) or another (`TrainingProcess`); not thread-safe. Any method
+    may raise `UserCodeError` or `ConfigError`, because methods run user code.
     """
 
     @property

@@ -35,7 +35,6 @@ _SAME_TASK = "Name a model of the same task"
 
 @cache
 def say_rounded(names: tuple[str, ...]) -> None:
-    """Warn, once per process, that these float64 tensors lose digits on the way."""
     if names:
         some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         problem = "float64 in the model travels as float32, with 7 digits (1 + 1e-8 arrives as 1): %s"

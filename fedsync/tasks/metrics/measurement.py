@@ -58,7 +58,6 @@ def labels_of(outputs: Tensor) -> Tensor:
 
 
 def _known(targets: Tensor, labels: Tensor) -> Tensor:
-    """Targets as flat int64, of the labels' shape or with one more channel."""
     if targets.numel() != labels.numel():
         problem = f"outputs say {tuple(labels.shape)} classes, and targets are {tuple(targets.shape)}"
         raise ConfigError("Task.predict", problem, "Return one logit per class, or one for two classes, and the labels")
@@ -66,10 +65,8 @@ def _known(targets: Tensor, labels: Tensor) -> Tensor:
 
 
 def cells_of(statistic: ClassCounts | ScoreCounts, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions in the sums at which the labels of a batch count.
-
-    Returns true labels, int64 [labels], negative if unknown, and entries of the sums, int64 [labels, n]: -1 for none,
-    one beyond the last for a NaN output.
+    """Positions in the sums at which a batch's labels count: true labels, int64 [labels], negative if unknown, and
+    entries of the sums, int64 [labels, n]: -1 for none, one beyond the last for a NaN output.
     """
     labels = labels_of(outputs)
     truth = _known(targets, labels)

@@ -74,7 +74,6 @@ def read_table(file: str, *, header: bool = False) -> Table:
 
 
 def check_column(place: str, name: str, columns: Sequence[str], file: str) -> None:
-    """Raise `ConfigError` at ``place`` unless ``name`` is a column of ``file``."""
     if name not in columns:
         remedy = f"Write one of the {len(columns)} names in its header, as it stands there"
         raise ConfigError(place, f"{file} has no column {name!r}", remedy)

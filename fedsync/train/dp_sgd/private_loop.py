@@ -40,10 +40,8 @@ _HELD = ("grad_sample", "summed_grad")
 
 
 class PrivateLoop:
-    """Private steps of one order; see `fedsync.client.Work.private`.
-
-    ``model`` has the values from which the order starts, ``examples`` counts the silo's rows, and another check guards
-    the parameters named ``frozen``.
+    """Private steps of one order; see `fedsync.client.Work.private`. ``model`` has the values from which the order
+    starts, ``examples`` counts the silo's rows. Another check guards the parameters named ``frozen``.
     """
 
     def __init__(
@@ -130,7 +128,6 @@ class PrivateLoop:
                 vars(parameter).pop("summed_grad", None)
 
     def _single(self, parameter: nn.Parameter) -> Tensor:
-        """Gradients of the batch's rows, [rows, ...]."""
         single: Any = gradients_of(parameter, max(self._rows, 1))
         found = sum(map(len, single)) if isinstance(single, list) else len(single)
         if isinstance(single, list) or found != max(self._rows, 1):
@@ -271,7 +268,6 @@ def try_loop(
 
 
 def _equal(before: Tensor, now: Tensor) -> bool:
-    """Whether two tensors have equal values, on any devices; NaN equals NaN."""
     if before.shape != now.shape or before.dtype != now.dtype:
         return False
     there = before.to(now.device)

@@ -42,9 +42,8 @@ _PART = 2.0**-53
 
 
 class SystemRandom:
-    """Random numbers from the operating system, for one order.
-
-    `add_noise` adds normal numbers of the ``deviation``; `chosen` draws each of ``units`` indices at ``rate``.
+    """Random numbers from the operating system, for one order: `add_noise` adds normal numbers of the ``deviation``;
+    `chosen` draws each of ``units`` indices with probability ``rate``.
     """
 
     def __init__(self) -> None:
@@ -101,7 +100,6 @@ PrivateRandom = SystemRandom | SeededRandom
 
 
 def random_of(seed: int, *, seeded: bool) -> PrivateRandom:
-    """Return an order's random numbers: of its seed if ``seeded``, which only virtual time may be."""
     return SeededRandom(seed) if seeded else SystemRandom()
 
 

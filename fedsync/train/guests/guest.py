@@ -181,7 +181,6 @@ class GuestTrainer(LocalTrainer):
         return paces[0]
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the loaded weights; return an empty evaluation if the app has no evaluation function."""
         if not self._app.has("evaluate"):
             return Evaluation(0.0, 0.0, 0)
         self._model.eval()

@@ -255,7 +255,6 @@ class ClientAppTrainer(LocalTrainer):
         return LoopResult(pace, loss, Cursor(private=kept), {**metrics_of(figures), **missized})
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the loaded arrays; return an empty evaluation if the app has no evaluation function."""
         config = ConfigRecord({**self._silo.evaluate_config, "server-round": self._round})
         message = self._message(MessageType.EVALUATE, config)
         with own_code(self._device, self._silo.seed):

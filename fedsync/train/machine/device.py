@@ -1,6 +1,4 @@
-"""Devices for training (the only file that distinguishes GPU and CPU), and the floating-point precision of steps.
-Parameters and updates are always float32.
-"""
+"""Devices for training, and the floating-point precision of steps; parameters and updates are always float32."""
 
 from __future__ import annotations
 
