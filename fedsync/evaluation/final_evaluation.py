@@ -53,7 +53,7 @@ QUESTIONS: tuple[Question, ...] = (
     (Subject.LAST, Split.TEST, ""),
     (Subject.BEST, Split.TEST, ""),
 )
-"""The first may still change the best version."""
+"""The first question may still change the best version."""
 
 _NOTHING_COMPARED = (
     "nothing is compared (evaluation.cross_site): figures are sealed, and not every silo holds out a validation split, "

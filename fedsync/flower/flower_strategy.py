@@ -339,7 +339,7 @@ class FedSync(Shipped):
     def _fresh(
         self, silos: Transport, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None, keeper: ArrayKeeper
     ) -> _Begin:
-        """Start with the given model, the task's, or, at worst, a silo's; remove files of an earlier run."""
+        """Start with the given model, the task's, or else a silo's; remove the files of an earlier run."""
         config = run.config
         tensors = [(name, array.dtype, tuple(array.shape)) for name, array in (given or {}).items()]
         task = (asked := run.spec()).task.started_from(tensors)

@@ -269,7 +269,7 @@ def _node(silo: str) -> tuple[int, str]:
 
 
 def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
-    """Listen on the port of the run's previous server process, which its silos still use; else on a free port."""
+    """Listen on the run's previous port, which its silos still use, else on a free one; `ConfigError` without one."""
     kept, ports = folder / _PORT, list(place.ports)
     with suppress(OSError, ValueError):
         ports.insert(0, int(kept.read_text(encoding="ascii")))

@@ -1,4 +1,4 @@
-"""Constructors of shipped strategies: ``FedSync.lb_bsp(seed=40)`` is ``strategies/lb-bsp.yaml`` with the seed 40."""
+"""Constructors of shipped strategies: ``FedSync.lb_bsp(num_rounds=40)`` is ``lb-bsp.yaml`` with 40 rounds."""
 
 from __future__ import annotations
 

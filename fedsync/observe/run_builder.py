@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def measuring(config: StrategyConfig) -> StrategyConfig:
-    """Fill in the task's default metrics, for server, silos and replays; `ConfigError` if they do not fit."""
+    """Fill in the default metrics, for server, silos and replays; `ConfigError` if metrics and task do not fit."""
     return config.model_copy(update={"evaluation": config.evaluation.of_task(config.task)})
 
 

@@ -229,8 +229,8 @@ def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
 
 
 def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:
-    """Return the noise, and the least silos in a sum, of a run that begins with ``silos`` silos. Raises `ConfigError`
-    if no share of the noise is left, or no noise reaches the target.
+    """Return the noise, and the least number of silos in a sum, of a run that begins with ``silos`` silos. Raises
+    `ConfigError` if no share of the noise is left, or no noise reaches the target.
     """
     sealed = sealing(config.settled(silos))
     assert sealed is not None

@@ -79,7 +79,7 @@ class RunWatchdog:
         """Return the status for the health file: time of the last check (``looked``), and open ``runs`` by folder.
 
         Each run has ``phase``, ``tries`` (deaths at the same model version), ``next`` (time of the next try, or None)
-        and ``reason`` (last problem, or None). ``failed`` has the newest run's error, unless the operator stopped it.
+        and ``reason`` (last problem, or None). ``failed`` has the newest run and its error, if it failed unasked.
         """
         return self._told
 

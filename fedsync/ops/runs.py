@@ -111,8 +111,8 @@ def submit_run(
 ) -> Path:
     """Start a run on the server; return the folder of its files, by default a new one in the server's state folder.
 
-    Raises `ConfigError` if the server has too few silos for the strategy, or the folder is not writable or has a run
-    that is active or that ``overwrite`` does not replace; `RunError` if the server does not accept the run.
+    Raises `ConfigError` if the server has too few silos for the strategy, the folder is not writable, or it has a run
+    (with ``overwrite``: an active run); `RunError` if the server does not accept the run.
     """
     listed = [*config.silos, *(silo for region in config.regions.values() for silo in region)]
     if listed:  # without a list, silos are registered by hand
@@ -267,7 +267,7 @@ def _write(folder: Path, record: _Record) -> None:
 
 
 def change_settings(folder: Path, settings: Mapping[str, str | float]) -> None:
-    """Change a submitted run's settings for its next resumption; `ConfigError` if there is none, or it is busy."""
+    """Change a submitted run's settings for its next resumption; `ConfigError` if there is no run, or it is busy."""
     with _changing(folder):
         record = _read(folder)
         changed = replace(record, settings={**record.settings, **settings})

@@ -48,7 +48,8 @@ class Admission:
 
     Args:
         silos: accepted names; None accepts every name.
-        registered: accepts only nodes that are registered by name. Else this rule begins with the first such node.
+        registered: whether only nodes that are registered by name are accepted. Otherwise this rule begins with the
+            first node with a registered name.
         expected: number of silos that the run counts on. The run fails if this many silos refuse it and no other silo
             is present; None waits for other silos.
         regions: silos of each relay, by relay name. None accepts relays, unless nodes are registered by name: then a
@@ -283,8 +284,8 @@ class Nodes:
         """Check a node's identity and its data; return the silo's name.
 
         Raises:
-            ProtocolError: ``hello`` is invalid; the name is not registered, not accepted, or in use; or the model or
-                table differs from ``form``.
+            ProtocolError: ``hello`` is invalid; the name is not the node's registered name, not accepted, or in use; or
+                the model or table differs from ``form``.
             RunError: because of this refusal, the run cannot begin.
         """
         name = hello.silo

@@ -61,7 +61,7 @@ class Timeouts:
 
     @classmethod
     def of(cls, waiting: WaitingConfig, *, supervised: bool, idle_s: float = _JOIN_S) -> Timeouts:
-        """Return a strategy's timeouts. Its default limit of an idle run is none if ``supervised``, else ``idle_s``."""
+        """Return a strategy's timeouts; by default an idle run lasts ``idle_s``, or without limit if ``supervised``."""
         limit_s = waiting.idle_s or (inf if supervised else idle_s)
         return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=limit_s)
 

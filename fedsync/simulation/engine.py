@@ -118,7 +118,7 @@ QUIET_ENTRIES = 1000
 """Journal entries without actions and without an order in work before a run is given up; plus ten for each silo."""
 
 SPARE_EPOCHS = 10
-"""Epochs a silo for training predictors after a commit."""
+"""Epochs for each silo's predictor after a commit."""
 
 
 class VirtualDriver:

@@ -84,8 +84,8 @@ def _rows(file: TextIO, path: Path) -> list[Piece]:
 def markov(config: MarkovConfig, silo: str, seed: int) -> Iterator[Piece]:
     """Yield contention as a two-state continuous-time Markov chain with exponential holding times, for ever.
 
-    The first state is stationary: on with probability ``on_s / (on_s + off_s)``. It comes from (seed, silo), the
-    holding times in blocks of 16 from (seed, silo, block).
+    The chain begins in its stationary distribution: on with probability ``on_s / (on_s + off_s)``. The first state
+    comes from (seed, silo), the holding times in blocks of 16 from (seed, silo, block).
     """
     on = bool(generator(seed, Stream.CONTENTION, silo).random() < config.on_s / (config.on_s + config.off_s))
     now_s = 0.0
@@ -97,7 +97,7 @@ def markov(config: MarkovConfig, silo: str, seed: int) -> Iterator[Piece]:
 
 
 def product(loads: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
-    """Yield the pieces of simultaneous loads; factors multiply. Each load ascends from 0; its last factor stays."""
+    """Yield the pieces of simultaneous loads, whose factors multiply. A load begins at 0, and keeps its last factor."""
     factors = [next(load)[1] for load in loads]
     following = [next(load, _NEVER) for load in loads]
     now_s = 0.0

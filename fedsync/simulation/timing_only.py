@@ -58,7 +58,7 @@ class TimingWorker:
 
 
 class NoAggregator(InTheClear):
-    """Aggregator substitute with a model's size, but no values; with ``controls``, downloads are twice as large."""
+    """Aggregator substitute with a model's size, but no values; with ``controls``, downloads add as many bytes."""
 
     def __init__(self, nbytes: int, wire: Wire | None = None, *, controls: bool = False) -> None:
         wire = wire or Wire()

@@ -130,5 +130,5 @@ class Task(ABC):
         return cross_entropy(outputs, targets, reduction="sum"), (outputs.argmax(dim=1) == targets).sum()
 
     def metrics(self) -> tuple[AnyMetric, ...]:
-        """Metrics of `predict` at each evaluation, beside loss and score, default none; see `fedsync.tasks.metrics`."""
+        """Metrics of `predict` at each evaluation, beside loss and score; see `fedsync.tasks.metrics`. Default: ()."""
         return ()

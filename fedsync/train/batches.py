@@ -252,7 +252,7 @@ class BatchCap:
         self, work: Callable[[int], object], reset: Callable[[], None], most: int, go_on: Callable[[], bool]
     ) -> int | None:
         """Find `largest` by whole steps over a number of samples; see `largest_fit`. ``reset`` undoes the effects of
-        ``work`` and frees memory. Raises errors of ``work``, but not out of memory for more than one sample.
+        ``work`` and frees memory. Raises all errors of ``work``, except out of memory for more than one sample.
         """
 
         def fits(size: int) -> bool:

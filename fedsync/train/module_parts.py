@@ -18,7 +18,7 @@ _SPAN = 2**20
 
 
 def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, place: str = "task, parts()") -> Parts:
-    """Divide a module as `divide`; also `ConfigError` if a tensor has no shape yet, or a shared one is not finite."""
+    """Divide a module as in `divide`; also `ConfigError` for a tensor without a shape, or a shared one not finite."""
     check_built(module)
     state = module.state_dict(keep_vars=True)
     facts = {name: TensorFacts(id(tensor), _trained(tensor)) for name, tensor in state.items()}

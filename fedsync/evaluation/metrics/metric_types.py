@@ -135,7 +135,7 @@ def mean_of_known(values: Sums) -> Sums:
 
 
 def statistics_of(metrics: Iterable[AnyMetric]) -> dict[str, Statistic]:
-    """Statistics of metrics, by key; `ConfigError` for no metric, a repeated name, or a malformed or ambiguous key."""
+    """Statistics of metrics, by key; `ConfigError` for an entry that is no metric, a repeated name, or a wrong key."""
     statistics: dict[str, Statistic] = {}
     names: set[str] = set()
     for metric in metrics:

@@ -7,7 +7,7 @@
 | ``last.pt``, ``model.pt`` | the last version, one file under two names | at the end |
 
 The process may be killed at any instant, so each file is replaced atomically, and ``best.json`` describes the old and
-the new ``best.pt`` in between. A resumed run rewrites ``best.pt`` from its checkpoint, which may be newer or older.
+the new ``best.pt`` in between. A resumed run rewrites ``best.pt``: the file may be newer or older than its checkpoint.
 """
 
 from __future__ import annotations

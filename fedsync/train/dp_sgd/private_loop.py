@@ -94,7 +94,7 @@ class PrivateLoop:
             yield batch
 
     def step(self, optimizer: PrivateOptimizer) -> None:
-        """Do a private step; `ConfigError` unless it is the batch's first, and alone changed the model."""
+        """Do a private step; `ConfigError` for a second step on a batch, or if something else changed the model."""
         single = self._gradients(optimizer)
         optimizer.max_grad_norm = self._settings.clip
         sums = clipped_sums(optimizer, single)
