@@ -1,9 +1,11 @@
 """Trainer that calls a user's Flower ClientApp, in its own process, once per order.
 
-Only this module imports flwr at run time outside ``fedsync/flower``, and only trainers of such apps import it. Messages
-stay in the process. An order becomes a message of type ``train``: ``arrays`` holds the base model, ``config`` the
-order's settings. The update is the reply's arrays minus the base. ``context.state`` is stored on disk with the last
-order, so a repeated order starts from the same state.
+This module is the only module outside ``fedsync/flower`` that imports flwr at run time; only trainers of such apps
+import it. Messages stay in the process and never pass a SuperLink.
+
+An order becomes a message of type ``train``: ``arrays`` holds the base model, ``config`` the order's settings. The
+update is the reply's arrays minus the base. ``context.state`` is stored on disk together with the last order, so a
+repeated order starts from the same state.
 """
 
 from __future__ import annotations
