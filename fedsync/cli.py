@@ -211,7 +211,6 @@ def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
 def _claim(
     out: Path | None, default: Path, *, overwrite: bool, resume: bool = False, runs: Sequence[str] = ()
 ) -> Claim:
-    """Claim the named folder, which must be free, or a free folder near the default."""
     output_may_be_lost()
     if out is not None:
         return claim(out, Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE, runs)
@@ -228,11 +227,7 @@ def _starter(
     model_bytes: int | None,
     journal: bool,
 ) -> Runner:
-    """Return the function that runs a strategy with these options.
-
-    Raises:
-        ConfigError: options that contradict each other.
-    """
+    """Return the function that runs a strategy with these options; `ConfigError` for contradictory options."""
     if not timing_only:
         if model_bytes is not None or not journal:
             option = "--no-journal" if model_bytes is None else "--model-bytes"
@@ -297,7 +292,6 @@ def runner(runtime: Runtime) -> Runner:
 
 
 def _compare(summaries: list[list[dict[str, Any]]], out: Path, target_accuracy: float | None) -> list[Comparison]:
-    """Return the seconds to the target of every run, computed from the runs' journals."""
     from fedsync.observe.replay import read_ledger
 
     targets = [target_accuracy if target_accuracy is not None else first["accuracy"] for first in summaries[0]]
@@ -341,7 +335,6 @@ def main() -> None:
 
 
 def _say(error: FedSyncError) -> int:
-    """Print a line for each error; return the exit status."""
     users = isinstance(error, ConfigError)
     # Journal entries are on their own lines, each as a `repr`.
     first, *story = str(error).split("\n") if isinstance(error, PolicyError) else [str(error)]

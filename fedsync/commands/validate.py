@@ -50,7 +50,6 @@ def validate(
 
 
 def _check_on(config: StrategyConfig, cluster: ClusterConfig) -> None:
-    """Check a strategy on its silos; print what each spends in a private run."""
     machines = cluster.silos
     config.check_silos([silo.name for silo in machines])
     config.check_machines({silo.name: silo.speed for silo in machines})

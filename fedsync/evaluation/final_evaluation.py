@@ -20,13 +20,13 @@ Halt happens once. The other steps are repeated for each question below; tally a
 
 Without ``cross_site``, a run skips the test split if no silo holds out a validation split; a sealed run skips it unless
 all silos hold one out. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a
-sealed run asks a question about silos' own models only if all silos have one. A sealed run skips other silos' models.
+sealed run asks about silos' own models only if all silos have one, and skips other silos' models.
 
 Sealed (encrypted) figures can only be added up within a version. So after training, one more version, without a change
-of the model, carries the scores of the last trained version. It is checked like any other version. A silo evaluates
-each model only once for the server, with its order on this model. So a repeated evaluation-only order, as after a
-restart of the server, has the same id. And the run does not end while orders on the newest version are in work. Only a
-time limit ends it then, and the newest version has no score.
+of the model, carries the scores of the last trained version. A silo evaluates each model only once for the server, with
+its order on this model. So a repeated evaluation-only order, as after a restart of the server, has the same id. And the
+run does not end while orders on the newest version are in work. Only a time limit ends it then, and the newest version
+has no score.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from fedsync.evaluation.local_baselines import Apart
 
 Question = tuple[Subject, Split, str]
-"""Model, split, and owner of the model; owner "" where each silo has its own model or all share it."""
+"""Model, split, and owner of the model; owner "" if each silo has its own model or all share it."""
 
 QUESTIONS: tuple[Question, ...] = (
     (Subject.LAST, Split.VALIDATION, ""),
     (Subject.LAST, Split.TEST, ""),
     (Subject.BEST, Split.TEST, ""),
 )
-"""In this order: the first may still change the best version."""
+"""The first question may still change the best version."""
 
 _NOTHING_COMPARED = (
     "nothing is compared (evaluation.cross_site): figures are sealed, and not every silo holds out a validation split, "
@@ -114,7 +114,7 @@ def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
 
 
 def sum_again(state: CoordinatorState, actions: list[Action]) -> None:
-    """Make the sum of scores due again: all its silos are lost, as when a run is resumed, and may join again."""
+    """Make the sum of scores due again after a loss of all its silos, as when a run is resumed."""
     # Silos that join again have other masks, which do not cancel out against those of earlier updates.
     actions.extend(Discard(update_id, "its sum is ordered again") for update_id in state.pending)
     state.pending.clear()
@@ -228,10 +228,7 @@ def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject,
 
 
 def _comparable(state: CoordinatorState, policies: Policies) -> bool:
-    """Return whether the test split can tell anything.
-
-    In a sealed run, silos without a validation split would evaluate the same samples twice, in two sums.
-    """
+    """Whether the test split can tell anything; a sealed run without validation splits would evaluate samples twice."""
     return not policies.tally or (state.commits > 0 and all(silo.facts.validates for silo in state.silos.values()))
 
 
@@ -241,7 +238,6 @@ def _version(state: CoordinatorState, policies: Policies, subject: Subject) -> i
 
 
 def _base(state: CoordinatorState, subject: Subject) -> int:
-    """Return the version of a model, or the version that its training starts from."""
     if subject is Subject.LOCAL:
         return 0
     return state.best.version if subject in (Subject.BEST, Subject.TUNED) else state.version

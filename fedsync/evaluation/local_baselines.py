@@ -5,10 +5,10 @@
 | local | version 0 | the samples that the silo processed in the run, in whole orders; or a set number of orders |
 | tuned | the best version | one order with the configured number of steps |
 
-Each order has the batch size, steps and learning rate that the silo would have had for the next version. The silo alone
-therefore does the same work as in the federation; only the other silos are missing. The silo keeps the trained model;
-the server only counts orders. A failed order is repeated, up to `MOST_FAILURES` times in a row. The run does not wait
-for a lost silo. A silo that returns while others still train continues where it stopped.
+Each order has the batch size, steps and learning rate that the silo would have had for the next version: the silo does
+the same work as in the federation, only alone. The silo keeps the trained model; the server only counts orders. A
+failed order is repeated, up to `MOST_FAILURES` times in a row. The run does not wait for a lost silo. A silo that
+returns while others still train continues where it stopped.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ MOST_FAILURES = 3
 class CrossSite:
     """Models that each silo trains alone (*apart*) after the run; by default none.
 
-    Args:
-        rounds: orders of local training; None for as many as cover the samples that the silo processed in the run.
-        fine_tune: steps from the best model; 0 for none.
-        share: send local models to other silos, if their owners allow it.
+    ``rounds`` counts orders; None for as many as cover the samples that the silo processed in the run. ``fine_tune``
+    counts steps from the best model. ``share`` sends local models to other silos, if their owners allow it.
     """
 
     local: bool = False
@@ -48,13 +46,9 @@ class CrossSite:
 class Apart(Extension):
     """Progress of local baselines: the extension of a run in which each silo trains models alone (*apart*).
 
-    Args:
-        processed: samples that each silo processed in the run.
-        work: work of one order, for each participating silo; empty before training apart begins.
-        done: finished orders of the current subject, by silo.
-        failed: consecutive failed orders, by silo.
-        trained: silos that have a model, by finished subject.
-        shared: silos whose local model the server has.
+    By silo: samples ``processed`` in the run, ``work`` of one order (empty before training apart begins), orders
+    ``done`` of the current subject, and consecutive ``failed`` orders. ``trained`` are silos that have a model, by
+    finished subject; ``shared`` are silos whose local model the server has.
     """
 
     name: ClassVar[str] = "apart"
@@ -91,10 +85,7 @@ class Apart(Extension):
         self.failed[name] = self.failed.get(name, 0) + 1
 
     def next(self, name: str, subject: Subject, rules: CrossSite) -> tuple[LocalWork, int, bool] | None:
-        """Return a silo's next work, its number of finished orders, and whether to send its model; None if it is done.
-
-        A silo that failed too often is done too.
-        """
+        """Return a silo's next work, its finished orders, and whether to send its model; None if done or given up."""
         done, wanted = self.done.get(name, 0), self._wanted(name, subject, rules)
         if name not in self.work or self.failed.get(name, 0) >= MOST_FAILURES or done >= wanted:
             return None

@@ -1,8 +1,8 @@
 """Majority vote on encrypted runs' metrics: the server believes a figure that enough silos report alike.
 
-The server cannot read the sums of encrypted metrics: silos decrypt the sums and report them. Honest silos report the
-same figures. The server believes a figure once more than half of the present silos report it, and at least two. One
-lying silo changes nothing; if two silos are left and one lies, nothing is believed.
+The server cannot read the sums of encrypted metrics: silos decrypt the sums and report them. The server believes a
+figure once more than half of the present silos report it, and at least two. One lying silo changes nothing; if two
+silos are left and one lies, nothing is believed.
 
 | claims about a version | next |
 |---|---|
@@ -22,7 +22,6 @@ from fedsync.core.orders import PooledFigures
 from fedsync.core.report_checks import usable_figures
 
 KEPT = 64
-"""Number of recent versions whose claims are kept."""
 
 MOST = 16
 """Number of claims read from one message; the last ones count."""
@@ -30,12 +29,8 @@ MOST = 16
 
 @dataclass(slots=True)
 class Claims:
-    """Claims of each silo. The object can be pickled.
-
-    Args:
-        said: version -> silo -> its first claim.
-        believed: versions with a believed claim.
-        disputed: whether silos have contradicted each other.
+    """Claims of each silo; picklable. ``said`` has each silo's first claim by version, ``believed`` the versions with a
+    believed claim. ``disputed``: silos have contradicted each other.
     """
 
     said: dict[int, dict[str, PooledFigures]] = field(default_factory=dict)

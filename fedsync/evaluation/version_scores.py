@@ -70,19 +70,16 @@ class Scores:
     and is settled once none of these orders is running.
 
     Under a synchronous barrier all silos evaluate each version, and its score pools these evaluations. Under an
-    asynchronous barrier few silos evaluate a version, and their data say little about the other silos' data. Then
-    the score pools the newest evaluation of every connected silo. Otherwise a silo with easy data would reach the
-    target for all.
+    asynchronous barrier few silos evaluate a version, and a silo with easy data could reach the target for all. Then
+    the score pools the newest evaluation of every connected silo.
 
     For the same reason, a score counts only if it pools more than half of the silos that ever evaluated a version or
     are to evaluate one in their first order. Lost silos belong to these silos, dropped silos do not. Other scores are
     reported, but no decision uses them.
 
-    Args:
-        metrics: additional metrics of a score.
-        best: best accuracy of a settled version, minus infinity before the first. See `standing_in`.
-        since_best: number of versions settled since then.
-        settled: newest settled version, -1 before the first.
+    ``best`` is the best accuracy of a settled version (see `standing_in`), minus infinity before the first;
+    ``since_best`` counts the versions settled since then; ``settled`` is the newest settled version, -1 before the
+    first.
     """
 
     metrics: tuple[AnyMetric, ...] = ()
@@ -95,7 +92,6 @@ class Scores:
     _rolling: _Pool = field(default_factory=_Pool)
 
     known: Mapping[str, Statistic] = field(init=False)
-    """Statistics that ``metrics`` need, by key."""
 
     def __post_init__(self) -> None:
         self.known = statistics_of(self.metrics)
@@ -124,7 +120,6 @@ class Scores:
 
     @property
     def starting(self) -> bool:
-        """Whether a silo is at its first order."""
         return _FIRST in self._newest.values()
 
     def under_way(self, version: int) -> bool:
@@ -143,10 +138,8 @@ class Scores:
         self._done = []
 
     def settle(self) -> list[Settled]:
-        """Settle every version without pending evaluations; return them, oldest version first.
-
-        A version older than the newest settled one gets no score. The rolling pool already holds evaluations of
-        newer versions, and the late evaluation counts for the next score.
+        """Settle every version without pending evaluations; return them, oldest version first. A version older than the
+        newest settled one gets no score: the rolling pool already holds newer evaluations.
         """
         if not self._done:
             return []
@@ -200,9 +193,8 @@ class Selection:
     by: Literal["pooled", "worst"] | Judge = "pooled"
 
     def value(self, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]) -> float | None:
-        """Return the finite rating; None if the metric is not reported or could not be computed.
-
-        ``found`` holds the pooled evaluations by silo; it is empty if the figures of single silos are sealed.
+        """Return the finite rating; None if the metric is not reported or could not be computed. ``found`` holds the
+        pooled evaluations by silo; it is empty if the figures of single silos are sealed.
         """
         if self.by == "pooled":
             value = self._of(score.numbers)
@@ -240,10 +232,8 @@ def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Best version by one rule: its score (None before the first), its rating, and the versions judged since then.
-
-    A version is judged once, when its score settles, by the silos' validation splits. The first of equal
-    versions stays.
+    """Best version by one rule: its score (None before the first), its rating, and the versions judged since then. A
+    version is judged once, when its score settles, by the silos' validation splits. The first of equal versions stays.
     """
 
     score: Score | None = None

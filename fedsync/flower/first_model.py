@@ -45,7 +45,7 @@ def given_by(config: StrategyConfig, *, resumed: bool) -> ArrayRecord | None:
     """Return the first model that a strategy file names; None if it names none.
 
     A ``resumed`` run in the clear has its model in the checkpoint. In a resumed encrypted run, silos without a model
-    begin with the first model again. Raises `ConfigError` if the file does not exist, or is not a state dict.
+    begin with the first model again. Raises `ConfigError` if the file is missing, or no state dict.
     """
     if config.initial_model is None or (resumed and isinstance(config.cipher, PlainConfig)):
         return None
@@ -56,12 +56,10 @@ def given_by(config: StrategyConfig, *, resumed: bool) -> ArrayRecord | None:
 
 
 def model_writer(config: StrategyConfig, layout: Layout) -> Callable[[Path, Vector], None]:
-    """Return a function that writes a model, float32 [layout.size], as a state dict.
+    """Return a function that writes a model, float32 [layout.size], as a state dict; `ConfigError` if it cannot.
 
     Tensors that do not travel are written as the task builds them. If the task needs data that the server lacks, the
     file has only tensors that travel, and integer buffers stay float32. A small model is built once per run.
-
-    The returned function raises `ConfigError` if the file cannot be written.
     """
     kept: TaskModel | None = None
 
@@ -86,8 +84,7 @@ def ask_for_model(
     """Return the untrained model, float32 [layout.size], and its description, from the first silo that sends it.
 
     Without ``values``, silos send the description alone, and the model is empty. A silo with an invalid answer is asked
-    again after a pause, which grows each time. Raises `RunError` if no silo sent a model in time (the message has the
-    last answer), or all silos refuse the run.
+    again after a growing pause. Raises `RunError` if no silo sent a model in time, or all silos refuse the run.
     """
     begin_s = time.monotonic()
     nodes = Nodes(transport, admission, timing.look_s, partial(make_regions, hold_s=timing.hold_s))

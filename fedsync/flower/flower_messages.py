@@ -1,8 +1,7 @@
 """Flower messages between server and silos; only this module builds and parses them.
 
 A message is a text, with bytes beside it if arrays are sent. A message to a silo also has the run's specification, by
-which the silo finds its trainer. `fedsync.silo.protocol` defines the texts, `fedsync.flower.payloads` the bytes. All
-data of a peer is checked against size limits before it is parsed.
+which the silo finds its trainer. All data of a peer is checked against size limits before it is parsed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ def join(node: int, text: str, ttl_s: float) -> Message:
 
 
 def read_join(message: Message) -> str | None:
-    """Return the join in a message; None if the message is a question."""
     record = message.content.config_records.get(_RECORD)
     text = None if record is None else record.get(_JOIN)
     return text if isinstance(text, str) else None
@@ -76,9 +74,7 @@ def together(asked: Sequence[SiloQuestion]) -> int:
 
 
 def read_request(message: Message) -> tuple[str, str, Payload | None]:
-    """Return the run's specification, the request as text, and the payload, uint8; nothing is decoded. Raises
-    `ProtocolError` if the message is not a request.
-    """
+    """Return specification, request and payload (uint8), undecoded; `ProtocolError` if the message is no request."""
     payload = _payload(message, MAX_SEALED_BYTES, SERVER)
     return _text(message, _SPEC, SERVER), _text(message, _TEXT, SERVER), payload
 

@@ -34,14 +34,8 @@ def run_simulation(
     target_accuracy: float | None = None,
     listeners: Sequence[Listener] = (),
 ) -> dict[str, Any]:
-    """Run a strategy on Flower's simulation engine (Ray), with one throttled actor per silo; return the summary.
-
-    Args:
-        out: folder for the run's files, claimed already or not.
-
-    Raises:
-        ConfigError: strategy and silos do not fit together, or Ray is not installed.
-        RunError: the run could not reach its end.
+    """Run a strategy on Flower's simulation engine (Ray), with one throttled actor per silo; return the summary. Raises
+    `ConfigError` if strategy and silos do not fit together or Ray is missing, `RunError` if the run fails.
     """
     config = simulated(config)
     with (

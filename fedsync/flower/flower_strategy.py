@@ -88,13 +88,11 @@ class FedSync(Shipped):
     `fedsync.flower.client_app.app` as their ClientApp.
 
     Args:
-        config: the strategy.
         cluster: machines that the silos emulate, by partition; None in a real federation.
         policies: ready policies by section, as in ``{"barrier": MyBarrier()}``; they need not be registered.
         on_round: function of the round, from 1, that returns settings of its orders: ``learning_rate``, and entries of
             ``train_config``. A subclass may override `configure_train` instead.
-        train_metrics_aggr_fn: combines the silos' training metrics of a commit into one record, for the result of
-            `start`.
+        train_metrics_aggr_fn: combines the silos' training metrics of a commit into one record of the run's result.
         evaluate_metrics_aggr_fn: combines the silos' evaluations of a version into one record.
         out: folder for the run's files; by default a new temporary folder.
         runtime: name of the runtime in the summary.
@@ -236,10 +234,7 @@ class FedSync(Shipped):
         evaluate_fn: EvaluateFn | None,
         given: ArrayRecord | None,
     ) -> tuple[RunResult, FinalModel | None, Origin, DurableAggregator]:
-        """Return the result, the final model, the start of the run, and its aggregator.
-
-        The model is None where updates are encrypted, as only silos have it.
-        """
+        """Return result, final model (None if encrypted, as only silos have it), origin and aggregator of the run."""
         listeners = (*self._listeners, RoundLog(config.stop.rounds))
         run = RunBuilder(measuring(config), self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
@@ -344,10 +339,7 @@ class FedSync(Shipped):
     def _fresh(
         self, silos: Transport, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None, keeper: ArrayKeeper
     ) -> _Begin:
-        """Start with version 0: the given model, the task's own, or a silo's if the task needs data to build it.
-
-        Removes the files of an earlier run.
-        """
+        """Start with the given model, the task's, or else a silo's; remove the files of an earlier run."""
         config = run.config
         tensors = [(name, array.dtype, tuple(array.shape)) for name, array in (given or {}).items()]
         task = (asked := run.spec()).task.started_from(tensors)

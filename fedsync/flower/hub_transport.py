@@ -80,11 +80,8 @@ class _Invitation:
 
 
 class HubTransport:
-    """Transport over a hub; see `begin`.
-
-    Args:
-        grid: Flower's grid; a separate thread calls it, because it blocks while the SuperLink is away.
-        authority: CA certificate of the hub's certificate, PEM; empty without TLS.
+    """Transport over a hub; see `begin`. A separate thread calls ``grid``, because it blocks while the SuperLink is
+    away. ``authority`` is the CA certificate of the hub's certificate, PEM; empty without TLS.
     """
 
     def __init__(
@@ -128,7 +125,6 @@ class HubTransport:
         return transport
 
     def close(self) -> None:
-        """Tell silos that the run is over, and stop; a new process of the run would invite them again."""
         self._over.set()
         self._hub.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -182,9 +178,8 @@ class HubTransport:
             self._invited[silo] = replace(kept, count=kept.count + 1, again_s=again_s)
 
     def _hear_replies(self, here: Collection[str]) -> None:
-        """Collect the replies to joins; a silo that is present needs none.
-
-        Each reply has its own thread: Flower waits for the parts of a reply as long as the silo delays them.
+        """Collect the replies to joins; a silo that is present needs none. Each reply has its own thread: Flower waits
+        for the parts of a reply as long as the silo delays them.
         """
         for identifier, silo in list(self._joins.items()):
             if silo in here:
@@ -255,7 +250,7 @@ class HubTransport:
             self._came += self._hub.receive(seconds)
 
     def waiting(self, names: Collection[str]) -> set[str]:
-        """Return all of them: the hub keeps a question until it is answered."""
+        """Return all asked: the hub keeps a question until it is answered."""
         return self._asked.intersection(names)
 
     def keep(self, names: Collection[str]) -> None:
@@ -274,9 +269,7 @@ def _node(silo: str) -> tuple[int, str]:
 
 
 def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
-    """Listen on the port of the run's previous server process, which its silos still use; else on a free port. Raises
-    `ConfigError` if no port is free.
-    """
+    """Listen on the run's previous port, which its silos still use, else on a free one; `ConfigError` without one."""
     kept, ports = folder / _PORT, list(place.ports)
     with suppress(OSError, ValueError):
         ports.insert(0, int(kept.read_text(encoding="ascii")))

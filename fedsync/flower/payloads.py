@@ -25,7 +25,6 @@ SMALL_BYTES = 262_144
 _FLAT, _RAW = "flat", "raw"
 _LONGEST_NAME, _MOST_AXES = 256, 32
 _NAMED = 4
-"""Number of tensors that an error lists."""
 
 
 def pack(payload: Payload) -> ArrayRecord | bytes:
@@ -36,9 +35,7 @@ def pack(payload: Payload) -> ArrayRecord | bytes:
 
 
 def unpack(packed: ArrayRecord | bytes, most: int, sender: str) -> Payload:
-    """Return a peer's bytes, uint8 [n <= most]; the array's own type and shape are ignored. Raises `ProtocolError` if
-    the record does not contain exactly the expected array, or the array is too large.
-    """
+    """Return a peer's bytes, uint8 [n <= most], whatever type and shape it claims; `ProtocolError` if invalid."""
     data = packed if isinstance(packed, bytes) else _flat(packed, sender)
     if len(data) > most:
         raise ProtocolError(sender, "length", f"{len(data)} bytes, at most {most}")
@@ -55,9 +52,8 @@ def _flat(record: ArrayRecord, sender: str) -> bytes:
 def to_arrays(
     vector: Vector, layout: Layout, like: ArrayRecord | None = None, kept: Collection[str] = ()
 ) -> ArrayRecord:
-    """Convert a flat vector to Flower's named arrays: float32, or with the names, order and types of ``like``.
-
-    Arrays named in ``kept`` do not travel, and are copied from ``like``.
+    """Convert a flat vector to Flower's named arrays: float32, or with the names, order and types of ``like``. Arrays
+    named in ``kept`` do not travel, and are copied from ``like``.
     """
     parts = layout.split(vector)
     if like is None:
@@ -79,11 +75,9 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collect
     """Convert named arrays made by this process to a flat vector, float32 [layout.size].
 
     Arrays are matched by name, whatever their order and types. An array that the layout lacks is left out if another
-    array has its values: tied weights have several names, and travel under the first name.
-
-    ``kept``: names of arrays that do not travel, and are left out: silos have their own. Raises `ConfigError` if an
-    array is missing or unknown, has another shape, or has values that are not finite numbers; the error names the
-    array.
+    array has its values: tied weights have several names, and travel under the first name. Arrays in ``kept`` do not
+    travel, and are left out: silos have their own. Raises `ConfigError` with the name of an array that is missing or
+    unknown, has another shape, or has values that are not finite numbers.
     """
     arrays = {name: array.numpy() for name, array in record.items()}
     layout = layout or Layout.of(arrays)

@@ -25,10 +25,7 @@ QUIET = {
 
 
 def flower_environment(home: Path) -> Mapping[str, str]:
-    """Return the environment of a Flower process with its own home folder, and of its child processes.
-
-    ``home``: folder for Flower's configuration and app bundles, and for resident trainers.
-    """
+    """Environment of a Flower process and its children; folder ``home`` has its configuration, apps and trainers."""
     # Flower starts its helpers by name; they are in the interpreter's folder.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     mine = {**os.environ, **unproxied(os.environ)}

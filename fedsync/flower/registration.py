@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 NODES_FILE = "nodes.json"
-"""Record of registered keys, in the state folder of a server."""
 
 _TIMEOUT_S, _LOCK_S = 60.0, 120.0
 _TAKEN = "already in use"
@@ -54,7 +53,6 @@ class Registered:
     unsure: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise the problem; several problems become one `RunError`."""
         if len(self.problems) == 1:
             raise next(iter(self.problems.values()))
         if self.problems:
@@ -72,10 +70,8 @@ class KnownNode:
 
 
 def write_connection(home: Path, name: str, address: str, authority: Path | None) -> None:
-    """Write ``config.toml`` with the connection to a SuperLink for Flower's command line.
-
-    ``authority``: absolute path of the CA certificate of the server's certificate; None for no TLS. Raises
-    `ConfigError` if the file cannot be written.
+    """Write ``config.toml`` with the connection to a SuperLink for Flower's command line; `ConfigError` if that fails.
+    ``authority`` is the absolute path of the CA certificate of the server's certificate; None for no TLS.
     """
     trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
     text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
@@ -87,9 +83,7 @@ def flwr_command() -> str:
 
 
 def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
-    """Read the public node key of a silo from a file in OpenSSH form. Raises `ConfigError` if the file cannot be read,
-    or a SuperLink would refuse the key.
-    """
+    """Read a silo's public node key, in OpenSSH form; `ConfigError` if unreadable, or a SuperLink would refuse it."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
@@ -118,10 +112,9 @@ def _changing(home: Path) -> Iterator[list[KnownNode]]:
 def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Registered:
     """Register each key under the name of its silo; a problem with one key does not stop the others.
 
-    Other keys under the name are unregistered after the silo's own key is registered.
-
-    ``home``: Flower's home folder, in which `write_connection` has written the connection to the SuperLink. Raises
-    `RunError`, and does nothing, while another process changes registrations.
+    Other keys under the name are unregistered after the silo's own key is registered. ``home`` is Flower's home folder,
+    in which `write_connection` has written the connection. Raises `RunError`, and does nothing, while another process
+    changes registrations.
     """
     found, digests = Registered(), dict[str, str]()
     with _changing(home) as known:
@@ -152,7 +145,6 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
 
 
 def _check(name: str, nodes: Sequence[KnownNode]) -> None:
-    """Check that a key may be registered under a name; raises `ConfigError` otherwise."""
     remedy = (
         "At the silo, make another with `fedsync silo rotate` and send its public half. "
         f"Do not remove {name}.node by hand: the silo's audit log could not tell the new key from a stranger's"
@@ -186,9 +178,7 @@ def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> li
 
 
 def revoke_keys(name: str, home: Path, connection: str) -> None:
-    """Unregister all keys under a silo's name. Raise `RunError` if the SuperLink fails, or while another process
-    changes registrations.
-    """
+    """Unregister all keys under a silo's name; `RunError` if the SuperLink fails, or another process changes keys."""
     with _changing(home) as known:
         doomed = [node for node in known if node.name == name and not node.revoked]
         done = _unregistered(doomed, home, connection)
@@ -220,7 +210,6 @@ def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]
 
 
 def key_digest(key: EllipticCurvePublicKey) -> str:
-    """SHA-256 of a public key, hexadecimal."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()

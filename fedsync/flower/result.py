@@ -30,11 +30,7 @@ class RunResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class FinalModel:
-    """Final model of a run.
-
-    Args:
-        vector: values of the tensors that travel, float32 [layout.size].
-    """
+    """Final model of a run; ``vector`` has the tensors that travel, float32 [layout.size]."""
 
     vector: Vector
     layout: Layout
@@ -48,11 +44,8 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class ServerEvaluation(DriverExtension):
-    """Evaluation of every version at the server, from version 0 on, by the user's function.
-
-    A resumed run continues with the first version after its checkpoint: ``result`` lacks the metrics of earlier ones.
-
-    ``model`` returns the newest version; ``result`` gets the metrics.
+    """Evaluation of every version at the server, from version 0 on, by the user's function; ``result`` gets the
+    metrics. A resumed run begins with the first version after its checkpoint, and lacks metrics of earlier ones.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Log of a ServerApp: one line per round in Flower's own log, which ``flwr run --stream`` shows.
-
-Flower keeps this log in the SuperLink's database. `kept_log` also writes it to the run's folder, with times.
-"""
+"""Log of a ServerApp: one line per round in Flower's own log, which ``flwr run --stream`` shows."""
 
 from __future__ import annotations
 

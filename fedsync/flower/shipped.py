@@ -1,7 +1,4 @@
-"""Constructors of shipped strategies: ``FedSync.lb_bsp(num_rounds=40)`` is ``strategies/lb-bsp.yaml`` with 40 rounds.
-
-All other settings are in the files.
-"""
+"""Constructors of shipped strategies: ``FedSync.lb_bsp(num_rounds=40)`` is ``lb-bsp.yaml`` with 40 rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from fedsync.policies.schema import Policy
 class Options(TypedDict, total=False):
     """Keywords of shipped strategies; for an omitted keyword, the strategy's file decides.
 
-    Keywords of single strategies name these strategies at their end.
+    If only some strategies take a keyword, its description ends with their names.
     """
 
     num_rounds: int
@@ -136,14 +133,12 @@ _WHOLE = {"fraction_train": "barrier", "server_optimizer": "server_optimizer", "
 
 _PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"}
 _PASSED_ON |= {"train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"}
-"""Keywords that are passed to `FedSync`."""
 
 _LEAST = 2
 """Minimum number of silos in a round, as in Flower's strategies."""
 
 
 def _steps_of(name: str, steps: int) -> dict[str, int]:
-    """Return the bounds of steps in the barrier of a strategy that gives silos different numbers of steps."""
     match name:
         case "elastic":
             return {"lookahead": 2 * steps, "floor": max(steps // 2, 1)}
@@ -275,11 +270,7 @@ class Shipped(OwnLoop):
 
 
 def _beside_the_server(caller: Mapping[str, Any]) -> str:
-    """Return ``client_app:app`` in the package of a module, the usual place in Flower's templates.
-
-    Raises:
-        ConfigError: the module does not exist.
-    """
+    """Return ``client_app:app`` in a module's package, as in Flower's templates; `ConfigError` if it does not exist."""
     package = caller.get("__package__") or ""
     module = f"{package}.client_app" if package else "client_app"
     if find_spec(module) is None:

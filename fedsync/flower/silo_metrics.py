@@ -35,7 +35,7 @@ class SiloMetrics(Extension):
     """Extension that collects the silos' metrics and calls the user's functions.
 
     The training function is called at each commit. Silos evaluate a version as they receive it, so the evaluation
-    function is called again for a version when further evaluations are in at a commit. The last result counts.
+    function is called again when more evaluations of a version are in at a commit. The last result counts.
     """
 
     name: ClassVar[str] = "silo_metrics"
@@ -49,9 +49,7 @@ class SiloMetrics(Extension):
         self._evaluated: dict[int, Figures] = {}
 
     def joined(self, policies: Policies, *, sealed: bool) -> Policies:
-        """Return the policies with this extension, if the user gave a function. Raises `ConfigError` if the user gave a
-        function, and silos encrypt the metrics that it needs.
-        """
+        """Return policies with this extension, if the user gave a function; `ConfigError` if silos seal its metrics."""
         if self._train is None and self._evaluate is None:
             return policies
         if sealed:

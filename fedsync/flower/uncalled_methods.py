@@ -1,7 +1,4 @@
-"""Guard for Flower strategy methods that FedSync's own loop never calls: a call or an override is an error.
-
-FedSync has no moment at which all messages of a round are made, or all replies have arrived. Errors name a remedy.
-"""
+"""Guard for Flower strategy methods that FedSync's own loop never calls: a call or an override is an error."""
 
 from __future__ import annotations
 
@@ -69,9 +66,7 @@ class OwnLoop(Strategy):
         return _Configured(config)
 
     def _configured(self, grid: Grid, config: StrategyConfig) -> StrategyConfig:
-        """Return the configuration with the settings of a subclass's `configure_train`, if overridden. Raises
-        `ConfigError` if the configuration also has ``on_round``.
-        """
+        """Return the configuration with a subclass's `configure_train`; `ConfigError` if it has ``on_round``, too."""
         if type(self).configure_train is OwnLoop.configure_train and "configure_train" not in vars(self):
             return config
         if config.on_round is not None:
@@ -80,9 +75,8 @@ class OwnLoop(Strategy):
         return config.with_policies({"on_round": Called.of(asked)})
 
     def _settings_of(self, grid: Grid, told: Mapping[str, Any], rate: float, server_round: int) -> dict[str, Any]:
-        """Return the round's learning rate, which is ``lr``, and the entries that a subclass's `configure_train`
-        changes in, or adds to, ``train_config``. Raises `ConfigError` if the method makes its own messages, or removes
-        entries.
+        """Return the round's learning rate, which is ``lr``, and the entries of ``train_config`` that `configure_train`
+        of a subclass changes or adds; `ConfigError` if the method makes its own messages, or removes entries.
         """
         config = ConfigRecord({"lr": rate, **told})
         before = dict(config)
@@ -103,15 +97,12 @@ class OwnLoop(Strategy):
         return {"learning_rate": lr, **changed} if "lr" in changed or isinstance(lr, float) else changed
 
     def _no_step(self, *arguments: Any, **named: Any) -> NoReturn:
-        """Raise `FedSyncError`: FedSync's loop has no such step."""
         raise FedSyncError("FedSync drives its own loop: call start(), not the steps of Flower's round")
 
     aggregate_train = configure_evaluate = aggregate_evaluate = _no_step
 
     def _refuse_overridden(self) -> None:
-        """Refuse a subclass or an object that overrides a method that only Flower's loop would call. Raises
-        `ConfigError` if there is such a method; the error names the alternative.
-        """
+        """Raise `ConfigError`, with the alternative, if a method that only Flower's loop would call is overridden."""
         steps = _INSTEAD.keys() | {name for name in vars(FedAvg) if inspect.isfunction(getattr(FedAvg, name))} - _CALLED
         for name in sorted(name for name in steps if not name.startswith("__")):
             ours = getattr(OwnLoop, name, None)

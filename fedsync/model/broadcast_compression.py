@@ -35,7 +35,6 @@ def differences_kept(values: int, wire: WireFormat) -> int:
 
 
 def download_bytes(values: int, wire: WireFormat, behind: int | None) -> int:
-    """Return the download size of the newest version, for a silo ``behind`` versions back; None if it holds none."""
     if wire is FP32:
         return FP32.payload_bytes(values)
     if behind is None or not 0 <= behind <= differences_kept(values, wire):
@@ -120,8 +119,8 @@ class HeldModel:
         self.version, self.model = -1, np.empty(0, np.float32)
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """Return the model ``version``, float32 [values]. An invalid payload changes nothing. Raises `OtherVersion` if
-        the payload's base is another version than the one held, and `ProtocolError` if the payload is malformed.
+        """Return the model ``version``, float32 [values]; an invalid payload changes nothing. Raises `OtherVersion` if
+        its base is another version than the one held, and `ProtocolError` if it is malformed.
         """
         if payload.dtype != np.uint8 or payload.ndim != 1 or payload.nbytes < HEAD_BYTES:
             raise ProtocolError(SERVER, "length", f"{payload.dtype} {payload.shape} is no model")

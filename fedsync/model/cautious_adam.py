@@ -39,7 +39,6 @@ from fedsync.model.layout import Layout, Vector, matches
 from fedsync.model.server_optimizer import TINY, Adaptive, Backing, Moments, Part, ServerOptimizer, bounded
 
 STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
-"""Names of the running statistics of PyTorch's norm layers."""
 
 LEAST_SHARE = 0.25
 """Lower bound of the share of moving values, so that no value makes a leap."""
@@ -76,9 +75,8 @@ def _layers(layout: Layout) -> int:
 @dataclass(frozen=True, slots=True)
 class Cautious(Adaptive):
     """Adam step, 0 where momentum and change disagree, times the tensor's scale, divided by the share that agrees.
-
-    Powers count the steps made: Adam's own bias correction, unlike Flower's correction in `Adaptive`. With ``leads``,
-    the sent model is ahead by the momentum of the next steps.
+    Powers count the steps made: Adam's own bias correction, unlike Flower's in `Adaptive`. With ``leads``, the sent
+    model is ahead by the momentum of the next steps.
     """
 
     tensors: tuple[Tensor, ...] = ()

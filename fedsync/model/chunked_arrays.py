@@ -1,8 +1,7 @@
 """Processing and storage of large arrays in spans, so that a process holds one span in memory at a time.
 
-Pages of a map that were read count as memory of the process until they are released. So code that walks an array calls
-`give_back` as it proceeds. The data stay in the file, and a second read uses the system's cache. `ArrayKeeper`
-stores arrays in memory-mapped files.
+Pages of a map that were read count as memory of the process until they are released, so code that walks an array calls
+`give_back` as it proceeds. The data stay in the file, and a second read uses the system's cache.
 """
 
 from __future__ import annotations
@@ -138,14 +137,11 @@ def is_large(nbytes: int) -> bool:
 
 
 class ArrayKeeper:
-    """Factory of flat read-only arrays. A file is deleted with the last array that maps it.
+    """Factory of flat read-only arrays, in files that are deleted with the last array that maps them.
 
-    Methods raise `ConfigError` if the disk cannot store an array and ``or_memory`` is off.
-
-    Args:
-        folder: folder for the files, owned by this process alone. It is created on demand; leftovers of a killed
-            process are removed. None keeps all arrays in memory.
-        or_memory: keep arrays in memory when the disk fails, and log this once.
+    Methods raise `ConfigError` if the disk cannot store an array; with ``or_memory``, they keep it in memory, and log
+    this once. ``folder`` is for this process alone: leftovers of a killed process are removed. None keeps all arrays in
+    memory.
     """
 
     def __init__(self, folder: Path | None = None, *, or_memory: bool = False) -> None:

@@ -23,13 +23,8 @@ logger = foreign.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Content of a commit.
-
-    Args:
-        weights: coefficient of each update or sum, by its first id, in the order of the commit.
-        payloads: payloads, by the same ids.
-        formats: wire format of each payload, by the same ids.
-        left_out: ids of the updates that do not count.
+    """Content of a commit: ``weights`` (coefficients, in the order of the commit), payloads and their wire formats, by
+    the update's id or a sum's first id; ``left_out`` are ids of updates that do not count.
     """
 
     weights: Mapping[str, float]
@@ -48,7 +43,6 @@ class WaitingUpdates:
     def __init__(self, wire: WireFormat) -> None:
         self._wire = wire
         self.payloads: dict[str, Payload] = {}
-        """Payloads of single updates by id, and of sums by their first id."""
         self.sums: dict[str, tuple[str, ...]] = {}
         """Ids of all members of an update's sum, by update id; the payload of the sum may be gone."""
 
@@ -152,9 +146,8 @@ class Combining:
         counts.update({"commits": 0, "few": 0, "left_out": {}} | counts)
 
     def change(self, updates: CommitUpdates) -> Part:
-        """Return a function of (start, stop): spans of the change of a commit, float32 [stop - start]. Raises
-        `PolicyError` if the combiner chooses updates that are not there, or, in a span, did not return one finite value
-        per column.
+        """Return a commit's change as a function of (start, stop), float32 [stop - start]. Raises `PolicyError` if the
+        combiner chooses updates that are not there, or, in a span, did not return one finite value per column.
         """
         chosen = sorted(set(self._combiner.choose(updates)))
         if not chosen or not set(chosen) <= set(range(len(updates.ids))):

@@ -51,8 +51,8 @@ from fedsync.model.transfer import Payload
 class ControlVariates(ServerOptimizer):
     """Server step ``model += rate change`` that also maintains m, with T in place of `Moments.powers`; see the module.
 
-    ``rate`` is the server's learning rate, eta_g in the paper; ``kept`` and ``gained`` are the weights of the old m and
-    of the change in the current step; ``grace`` is None, since no update is stale.
+    ``rate`` is eta_g in the paper; ``kept`` and ``gained`` are the weights of the old m and of the change in the
+    current step; ``grace`` is None, since no update is stale.
     """
 
     rate: float
@@ -95,9 +95,8 @@ _COUNTED = np.dtype([("silo", "S8"), ("serial", "<i8")])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlledModel:
-    """Model with the control variate m that corrects local steps, float32 [values] each.
-
-    ``counted`` has the serial number of each silo's last committed update, by `key_of` its name.
+    """Model with the control variate m that corrects local steps, float32 [values] each. ``counted`` has the serial
+    number of each silo's last committed update, by `key_of` its name.
     """
 
     model: Vector

@@ -26,9 +26,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names and shapes of a model's tensors, in the order of the flat vector.
-
-    Everything between silos and server is float32; the trainer rounds integer buffers (batch-norm counters) back.
+    """Names and shapes of a model's tensors, in the order of the flat vector. All data between silos and server is
+    float32; the trainer rounds integer buffers (batch-norm counters) back.
     """
 
     names: tuple[str, ...]

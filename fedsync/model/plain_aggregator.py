@@ -35,20 +35,19 @@ _NAMES: Names = {
     "own": "_own",
     "combined": "_combined",
 }
-"""Entries of a checkpoint, by name, and their attribute paths."""
 
 
 class PlainAggregator(InTheClear):
     """Current model and payloads of pending updates, by update id, in the clear.
 
-    The model of each version is a new read-only array, so references to older versions stay valid. ``keeper`` decides
-    where large arrays lie; they are read in spans. If silos get less than 32 bits a value, there are two models: the
-    public model of the silos, and the exact model, which takes the updates; see `fedsync.model.broadcast_compression`.
+    The model of each version is a new read-only array, so references to older versions stay valid. If silos get less
+    than 32 bits a value, there are two models: the public model of the silos, and the exact model, which takes the
+    updates; see `fedsync.model.broadcast_compression`.
 
     Args:
         model: version 0, float32 [values].
         wire: formats of models and updates in transfer.
-        keeper: store of models and updates; by default in memory.
+        keeper: store of models and updates; by default in memory. Large arrays are read in spans.
         optimizer: turns the sum of a commit into a step; None adds the sum to the model.
         combiner: derives the change from single updates; None adds them up.
     """
@@ -123,9 +122,8 @@ class PlainAggregator(InTheClear):
         return self._own[silo]
 
     def begin(self, update_id: str) -> None:
-        """Keep the current model, from which an order starts, until its update is committed or discarded.
-
-        The silo evaluates this model on the way, so it may become the best.
+        """Keep the current model, from which an order starts, until its update is committed or discarded. The silo
+        evaluates this model on the way, so it may become the best.
         """
         self._bases[update_id] = self._public.version, self.model
 
@@ -149,8 +147,8 @@ class PlainAggregator(InTheClear):
         return FP32.payload_bytes(self.model.size)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Check and keep the mean of a region's updates. Raises `ProtocolError` as `put`, and if members began with
-        different versions or a member was not ordered.
+        """Check and keep the mean of a region's updates; `ProtocolError` as `put`, and if members began with different
+        versions or a member was not ordered.
         """
         if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:
             raise ProtocolError(relay, "members", "updates that began with different versions are in one sum")
@@ -160,10 +158,7 @@ class PlainAggregator(InTheClear):
         self._waiting.add(relay, update_ids, self._keeper.keep(payload))
 
     def commit(self, commit: Commit) -> None:
-        """Fold updates into the model as in `Commit`, in the order of ``commit.weights``.
-
-        Each value is computed by itself, so spans give the same bits as whole vectors.
-        """
+        """Fold updates into the model, in the order of ``commit.weights``; spans give the bits of whole vectors."""
         taken = self._waiting.take(commit.weights)
         bases = self._begun(commit)
         if self._optimizer is None:

@@ -9,10 +9,10 @@ sum of the unsent values.
   repeated order yields the same bytes, and a killed trainer repeats its order with the earlier residual.
 - The residual is stored times n_i / a_i, its factor in a commit (`Weighting`): the next order may have other steps and
   another batch size, and the server weighs the next update by those.
-- A discarded or lost update does not change the residual. The values in that update are lost, as with 32 bits. So a
-  silo need not know the fate of its update.
+- A discarded or lost update does not change the residual, and its values are lost, as with 32 bits. So a silo need not
+  know the fate of its update.
 - A silo that returns after a long absence adds its residual, however old. It acts as a late update: a few hundredths of
-  an update with `Int8`, several updates with `TopK`, as old as the absence.
+  an update with `Int8`, several updates with `TopK`.
 """
 
 from __future__ import annotations

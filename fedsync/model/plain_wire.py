@@ -8,12 +8,10 @@
 | `Int8` | 1.01 | half a step, for each value: a step is 1/127 of the largest of the 512 values in its block |
 | `TopK` | (4 + bytes of the inner format) times the share | all other values |
 
-If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` need no feedback. They round to
-nearest: the error is smaller than that of stochastic rounding by the square root of two. The steps of `Int8` do not
-shrink with the value. Values below a step would be lost in every update. So `Int8` rounds stochastically, and its loss
-is added to the next update (`fedsync.model.plain_replica`).
-
-NumPy has no bfloat16. It is the upper half of a float32, so rounding works on the integer words.
+If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` need no feedback, and round to
+nearest: the error is smaller than that of stochastic rounding by the square root of two. `Int8` would lose values below
+a step in every update. So it rounds stochastically, and its loss is added to the next update
+(`fedsync.model.plain_replica`).
 """
 
 from __future__ import annotations
@@ -63,19 +61,14 @@ class WireFormat(Protocol):
     def encode(self, vector: Spanned, rng: Draws = None, keeper: ArrayKeeper | None = None) -> Payload:
         """Encode a vector, float32 [values]; the result may be the vector itself.
 
-        Args:
-            vector: read in spans, more than once, except by `TopK`, which needs the whole vector.
-            keeper: storage of the payload; in memory by default.
-
-        Raises:
-            ValueError: a value is not finite, for formats that must inspect the values.
-            ConfigError: ``keeper`` cannot store the payload.
+        ``vector`` is read in spans, more than once, except by `TopK`, which needs the whole vector. ``keeper`` stores
+        the payload, in memory by default; `ConfigError` if it cannot. Formats that inspect values raise `ValueError`
+        for a value that is not finite.
         """
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
-        """Check that a peer's payload encodes a vector of ``values`` values; raises `ProtocolError` if not.
-
-        Afterwards `decode` raises nothing and allocates only its result. Values may still be infinite or NaN.
+        """Check that a peer's payload encodes a vector of ``values`` values; `ProtocolError` if not. Afterwards
+        `decode` raises nothing and allocates only its result. Values may still be infinite or NaN.
         """
 
     def decode(self, payload: Payload, start: int, stop: int) -> Vector:
@@ -140,7 +133,7 @@ _EXPONENT, _LARGEST_BF16 = 0x7F80, 0x7F7F
 
 
 class Bf16:
-    """Upper half of each float32, rounded to the nearest, ties to even: full range, 8 bits of precision."""
+    """Upper half of each float32, rounded to the nearest, ties to even, on integer words: NumPy has no bfloat16."""
 
     feedback: ClassVar[bool] = False
 
@@ -270,9 +263,8 @@ class Int8(_Blocks):
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Values of largest magnitude: their number and ascending indices, all uint32, then the values.
-
-    ``share`` of the values, 0..1 and rounded up, are sent, in the format ``inner``.
+    """Values of largest magnitude: their number and ascending indices, all uint32, then the values. ``share`` of the
+    values, 0..1 and rounded up, are sent, in the format ``inner``.
     """
 
     share: float
@@ -363,16 +355,14 @@ def fraction_bits(bits: int) -> int:
 def round_fixed(
     scaled: NDArray[np.float32], bits: int, rng: np.random.Generator | None
 ) -> tuple[NDArray[np.int32], int]:
-    """Round fixed-point numbers to integers within +-(2^(bits - 1) - 1); raises ValueError for infinity or NaN.
+    """Round fixed-point numbers to integers within +-(2^(bits - 1) - 1); ValueError for infinity or NaN.
 
     Args:
         scaled: numbers times 2^`fraction_bits`, float32 [n]; overwritten.
         bits: width of an integer, 8 to 16.
-        rng: source of stochastic rounding: up with probability equal to the lost fraction, so the mean is unbiased.
-            None rounds to the nearest.
+        rng: source of unbiased stochastic rounding; None rounds to the nearest.
 
-    Returns:
-        Integers, int32 [n], and the number of clipped values.
+    Returns integers, int32 [n], and the number of clipped values.
     """
     fraction = fraction_bits(bits)
     limit = np.float32(((1 << (bits - 1)) - 1) << fraction)

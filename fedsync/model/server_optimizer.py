@@ -3,13 +3,9 @@
 Without encryption the server computes the step. Under encryption each silo does, and all silos must compute identical
 bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only. `pow` is not one of them, so
 powers of decay rates are stored, and multiplied once more at each commit. Values below `TINY` become 0, because some
-programs let the processor treat subnormal numbers as zero. Whatever the sums are, no version can turn a moment into
-infinity or NaN:
-
-| value | lies within |
-|---|---|
-| change of the model that enters the optimizer, each first moment, each step | +-`LARGEST` |
-| each second moment | 0 to the square of `LARGEST`, which is finite; so its root is a number |
+programs let the processor treat subnormal numbers as zero. Whatever the sums are, no moment becomes infinity or NaN:
+the change that enters the optimizer, each first moment and each step lie within +-`LARGEST`, and each second moment
+within 0 and the square of `LARGEST`, which is finite; so its root is a number.
 
 A commit without any change makes no step: momentum has no reason to continue.
 """
@@ -43,9 +39,8 @@ Part = Callable[[int, int], Vector]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """State of an optimizer after ``steps`` steps; ``vectors`` are float32 [values] each.
-
-    ``powers`` are the decays to the power of ``steps + 1``, or another number that the optimizer stores instead.
+    """State of an optimizer after ``steps`` steps: ``vectors``, float32 [values] each, and ``powers``: the decays to
+    the power of ``steps + 1``, or another number that the optimizer stores instead.
     """
 
     steps: int = 0
@@ -60,7 +55,6 @@ class Backing:
     Args:
         steps: local steps that the change represents: the sum over updates of coefficient times steps.
         weight: total weight of the updates: the sum of n_i, as in `fedsync.core.weighting.Weighting`.
-        updates: number of updates in the commit.
         newcomers: number of silos in the commit without an update in an earlier commit.
     """
 
@@ -75,10 +69,8 @@ class ServerOptimizer(ABC):
 
     Attributes:
         vectors: number of vectors in its `Moments`, each as large as the model.
-        controls: the first vector goes to the silos, which keep a control of their own; see
-            `fedsync.model.control_variates`.
+        controls: the first vector goes to the silos; see `fedsync.model.control_variates`.
         rate: factor of a step; the server's learning rate.
-        grace: see `pace`.
     """
 
     __slots__ = ()
@@ -101,11 +93,10 @@ class ServerOptimizer(ABC):
     def pace(self, staleness: Sequence[int]) -> float:
         """Return the factor of a commit's rate, 0..1: the mean over its updates of ``1 / (1 + s - grace)``.
 
-        ``staleness`` has s of each update [versions]; an update with s up to ``grace`` counts 1, with ``grace`` None
-        every update does.
+        ``staleness`` has s of each update [versions]. Updates with s up to ``grace`` count 1; with ``grace`` None, all
+        do.
 
-        Source: delay-adaptive steps, Mishchenko et al. 2022 (arXiv:2206.07638), which bound the step by one over the
-        delay.
+        Source: delay-adaptive steps, Mishchenko et al. 2022 (arXiv:2206.07638): a step is at most one over the delay.
         """
         if self.grace is None or not staleness:
             return 1.0
@@ -114,9 +105,8 @@ class ServerOptimizer(ABC):
     def advance(
         self, before: Moments, change: Vector, pace: float, keeper: ArrayKeeper, backing: Backing | None = None
     ) -> tuple[Moments, Part] | None:
-        """Return the moments after a commit and the model's step; None if the commit changes nothing.
-
-        ``change`` is the commit's sum of weighted updates, finite, float32 [values]. `controls` need ``backing``.
+        """Return the moments after a commit and the model's step; None if the commit changes nothing. ``change`` is the
+        commit's sum of weighted updates, finite, float32 [values]. `controls` need ``backing``.
         """
         if not _moves(change):
             return None
@@ -164,7 +154,6 @@ class ServerOptimizer(ABC):
         return -LARGEST, LARGEST
 
     def _settled(self, which: int, moment: Vector) -> Vector:
-        """Clip a moment to its range and set negligible values to 0."""
         moment[np.abs(moment) < np.float32(TINY)] = 0
         low, high = self._range(which)
         return np.clip(moment, np.float32(low), np.float32(high), out=moment)
@@ -183,10 +172,7 @@ class ServerOptimizer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class HeavyBall(ServerOptimizer):
-    """Server momentum: ``m = momentum m + change``, ``model += rate m``.
-
-    Source: FedAvgM, Hsu et al. 2019, arXiv:1909.06335; as ``flwr.serverapp.strategy.FedAvgM``.
-    """
+    """Server momentum: ``m = momentum m + change``, ``model += rate m``; FedAvgM, Hsu et al. 2019, arXiv:1909.06335."""
 
     momentum: float
     rate: float

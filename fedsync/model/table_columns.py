@@ -2,9 +2,7 @@
 
 A cell is text and holds a missing value, a number or a word; `ColumnRule` decides, alike at all silos. If the rule
 leaves a column's kind open, `infer` decides by the cells. A cell that only resembles a number is an error: read as a
-word, it would be hashed; read as a number, its value would be a guess.
-
-No error of this module quotes a cell.
+word, it would be hashed; read as a number, its value would be a guess. No error of this module quotes a cell.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ class ColumnRule:
         unit: unit of a number; a cell may hold it after the number.
         categories: all allowed words, in the order of features, or of classes in the target column.
         gaps: cells without a value, besides empty cells; None for `USUAL_GAPS`.
-        decimal: decimal mark.
         thousands: mark between groups of three digits; empty for none.
     """
 
@@ -119,11 +116,8 @@ def _wrong(rule: ColumnRule, cell: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ColumnForm:
-    """A column as one silo has it.
-
-    Args:
-        meaning: kind, and the run's rule for it; equal at all silos.
-        row: row of the first known cell in the silo's file, the header being row 1, for messages; 0 for none.
+    """Column as one silo has it. ``meaning`` is its kind and the run's rule for it, equal at all silos. ``row`` is that
+    of the first known cell in the silo's file, the header being row 1, for messages; 0 for none.
     """
 
     name: str

@@ -6,9 +6,9 @@
 | private | a `private` list names it | never | trained, and kept between orders |
 | frozen | it has no gradient, or a `share` list omits it | never; its digest once | as built or loaded |
 
-Patterns come from two sources: the run's strategy file and the silo's own code. A tensor is shared if both sources
-share it, and private if either source names it private. The silo's code decides what may leave the silo. A run may not
-share a tensor that the code keeps private or that the code's `share` list omits.
+Patterns come from the run's strategy file and from the silo's own code. A tensor is shared if both sources share it,
+and private if either names it private. The silo's code decides what may leave the silo: a run may not share a tensor
+that the code keeps private or that its `share` list omits.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ UNSAID = PartPatterns()
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """Properties of a tensor, besides its name, that decide its part.
-
-    Names of one tensor (tied weights) have the same ``storage``. A ``trained`` tensor has a gradient or is a buffer.
+    """Properties of a tensor, besides its name, that decide its part. Names of one tensor (tied weights) have the same
+    ``storage``. A ``trained`` tensor has a gradient or is a buffer.
     """
 
     storage: int
@@ -88,8 +87,7 @@ def divide(
     place: str = "task, parts()",
 ) -> Parts:
     """Divide a model's tensors into parts by the run's and the silo's ``own`` patterns, which lie at ``place``. Raise
-    `PartsError` if a pattern matches no tensor, the patterns put a tensor in two parts, tied tensors are in different
-    parts, or no tensor is shared.
+    `PartsError` if a pattern matches no tensor, a tensor or tied tensors get two parts, or no tensor is shared.
     """
     sources = {RUN: run, place: own}
     for where, patterns in sources.items():
@@ -158,10 +156,10 @@ class ModelForm:
 class CommonForm:
     """Form that all silos' models must have: the form of the first model.
 
-    Shared and frozen tensors belong together: whoever made the first model made both. So the digest of that maker's
-    frozen tensors is the reference. A majority of silos is not: it could change between two starts of the server, and
-    the model would continue with other frozen tensors. If the server does not know the digest (``frozen`` is None, as
-    under encryption), the first silo's digest is the reference.
+    Shared and frozen tensors belong together, so the digest of the first model's frozen tensors is the reference. A
+    majority of silos is not: it could change between two starts of the server, and the model would continue with other
+    frozen tensors. If the server does not know the digest (``frozen`` is None, as under encryption), the first silo's
+    digest is the reference.
     """
 
     def __init__(self, layout: Layout, frozen: str | None) -> None:

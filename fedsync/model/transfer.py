@@ -1,9 +1,8 @@
 """Protocols for model data: `Aggregator` at the server, and `Replica`, a silo's copy of the model.
 
-Code that decides never sees payloads; a driver (main loop) moves them. The server's `Aggregator` gives each silo the
-data it needs for the current model. The silo's `Replica` decodes them to a model, and encodes an update. Without
-encryption both are float32 vectors. Under encryption they are sealed bytes. Then the model exists at the silos only,
-and the `Aggregator` sends a silo the changes that it lacks.
+Code that decides never sees payloads; a driver (main loop) moves them. Without encryption, payloads are float32
+vectors. Under encryption they are sealed bytes: the model exists at the silos only, and the `Aggregator` sends a silo
+the changes that it lacks.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ MAX_SEALED_BYTES = 2**32
 
 @dataclass(frozen=True, slots=True)
 class VersionMismatch:
-    """Notice of an unusable or missing payload.
-
-    Args:
-        holds: model version of the silo, -1 for none; the payload does not continue it.
-        announcement: the silo's announcement for masks, hexadecimal, if the payload has another announcement or none.
+    """Notice of an unusable or missing payload. ``holds`` is the silo's model version, -1 for none; ``announcement`` is
+    its announcement for masks, hexadecimal, if the payload has another announcement or none.
     """
 
     holds: int
@@ -44,10 +40,7 @@ class VersionMismatch:
 
 
 class OtherVersion(FedSyncError):
-    """Error: the payload does not continue the silo's model version; nothing was changed.
-
-    ``wanted`` is the version that the payload continues; for other arguments see `VersionMismatch`.
-    """
+    """Error: the payload continues version ``wanted``, which is not the silo's model version; nothing was changed."""
 
     def __init__(self, holds: int, wanted: int, announcement: bytes = b"") -> None:
         key = ", and has another key of this silo for masks" if announcement else ""
@@ -138,9 +131,8 @@ class Aggregator(Protocol):
 
 
 def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload | None) -> None:
-    """Store the result of an order: an update, a silo's own model if requested and sent, or nothing.
-
-    An update of None is already in the aggregator, in the sum of its region. Raises `ProtocolError` if invalid.
+    """Store an order's result: an update, a silo's own model if requested and sent, or nothing; `ProtocolError` if
+    invalid. An update of None is already in the aggregator, in the sum of its region.
     """
     if update is None:
         return
@@ -188,10 +180,7 @@ class DurableAggregator(Aggregator, Protocol):
         """Largest encoded size of a region's sum of ``members`` updates [bytes]; see `fedsync.extras.relays`."""
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Check and store a relay's sum of two or more updates, which counts as a whole.
-
-        ``payload`` is a relay's `RegionAdder`'s result; raises `ProtocolError` if it is invalid.
-        """
+        """Check and store a relay's sum of two or more updates, which counts as a whole; `ProtocolError` if invalid."""
 
     def state(self) -> Mapping[str, Any]:
         """Return all state that must survive a restart, as picklable values."""
@@ -227,15 +216,13 @@ class Replica(Protocol):
         """Return the payload that the server needs before the first order, or None."""
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """Decode the model ``version``, float32 [values]. Raises `OtherVersion` if the payload continues another
-        version than the held one, and `ProtocolError` if the payload is invalid.
+        """Decode the model ``version``, float32 [values]; `ProtocolError` if the payload is invalid. Raises
+        `OtherVersion` if the payload continues another version than the held one.
         """
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """Encode an update, float32 [values].
-
-        The call takes over ``update``, which is as large as the model and is not copied. The result may share its
-        memory, or the memory may be overwritten: `PlainReplica` computes the residual in it.
+        """Encode an update, float32 [values]. The update is as large as the model, so it is not copied: its memory may
+        be overwritten (`PlainReplica` computes the residual in it), or be part of the result.
         """
 
     @property

@@ -95,7 +95,6 @@ class Ledger:
 
     @classmethod
     def of(cls, header: Mapping[str, Any], **options: Any) -> Ledger:
-        """Return the ledger of the journal with this header; ``options`` are further fields."""
         log = "a warning of this run" if header.get("runtime") == "virtual" else "its own log"
         lost = LostSilos(expected_of(header), log=log)
         return cls(header.get("target_accuracy"), int(header.get("model_bytes") or 0), lost=lost, **options)
@@ -159,7 +158,6 @@ class Ledger:
         return known
 
     def _is_closed(self, index: int) -> bool:
-        """Check whether this or a later round is scored, or whether no order from this version is pending."""
         if len(self.rounds) - index > MOST_OPEN:
             return True
         version = self.rounds[index].round
@@ -169,7 +167,6 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first order to the end of training, without the final evaluation."""
         return 0.0 if self._begin_s is None else self._end_s - self._begin_s
 
     @property
@@ -177,7 +174,6 @@ class Ledger:
         return next((row.loss for row in reversed(self.rounds[-_LATEST:]) if row.loss is not None), None)
 
     def loss_words(self, row: Round) -> str:
-        """Return the newest training loss as text, or else the evaluation loss, or else ``loss -``."""
         known = self.training_loss if row.loss is None else row.loss  # sealed losses arrive one commit late
         name, value = ("loss", known) if known is not None or self._loss is None else ("test loss", self._loss)
         return f"{name} -" if value is None else f"{name} {value:.4f}"
@@ -284,7 +280,6 @@ class Ledger:
         self._scores.begin(version, len(names))
 
     def _end_training(self, asked: int = 1) -> None:
-        """End training; ``asked`` more silos get a model for the final evaluation."""
         self.cut_off()
         self._closing = True
         self.bytes_down += self.model_bytes * asked

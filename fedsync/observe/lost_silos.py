@@ -32,11 +32,8 @@ MOST_NEWS, MOST_NAMED = 100, 20
 
 @dataclass(frozen=True, slots=True)
 class LostSilo:
-    """A silo that is missing from the result.
-
-    Args:
-        since_s: start of the absence, in seconds since training began.
-        wanted: an operator dropped the silo, so the absence is not a failure.
+    """Silo that is missing from the result since ``since_s`` [s after training began]; ``wanted`` if an operator
+    dropped it: then it is no failure.
     """
 
     silo: str
@@ -122,9 +119,8 @@ class LostSilos:
         self._dropped.add(silo)
 
     def spoil(self, silos: Collection[str]) -> None:
-        """Record an unusable encrypted sum: one of its silos sealed invalid values.
-
-        The suspects are narrowed down to the silos that all unusable sums have in common, if there are any.
+        """Record an unusable encrypted sum: one of its silos sealed invalid values. The suspects are narrowed down to
+        the silos that all unusable sums have in common, if there are any.
         """
         if silos:
             self._spoiled += 1
@@ -138,7 +134,6 @@ class LostSilos:
         return ", ".join([*sorted(self._suspects)[:MOST_NAMED], *more])
 
     def readmit(self, dropped: Collection[str]) -> None:
-        """Readmit all silos except ``dropped``, the silos that remain dropped."""
         for silo in self._dropped - set(dropped):
             self._parts[silo].dropped_s = None
             self._dropped.discard(silo)
@@ -147,7 +142,6 @@ class LostSilos:
         self._part(silo).orders += 1
 
     def fail(self, event: WorkFailed) -> None:
-        """Record a failed order, unless the silo's announced absence excuses the failure."""
         if not self._attendance.excuses(event):
             self.refuse(event.silo, event.at_s, event.reason)
 

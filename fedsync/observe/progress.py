@@ -15,11 +15,8 @@ from fedsync.observe.terminal import Terminal, WordsColumn
 
 
 class RunProgress(AbstractContextManager["RunProgress"]):
-    """Progress display of one run.
-
-    Args:
-        rounds: maximum number of rounds at the start, or None if only time bounds the run.
-        every_s: minimum wall-clock seconds between two rounds shown; rounds between are skipped.
+    """Progress display of one run with at most ``rounds`` rounds, None if only time bounds it. Rounds within
+    ``every_s`` wall-clock seconds of the last shown round are skipped.
     """
 
     def __init__(

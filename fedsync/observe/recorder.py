@@ -61,8 +61,8 @@ class Recorder:
     Args:
         sealed_share: share of the model's values that is sent encrypted, 0..1.
         resume: continue the existing journal; the ledger is rebuilt from it.
-        journal: False writes neither ``journal.jsonl`` nor ``rounds.jsonl``, and keeps only the slowest silo of
-            each round, for runs with very many silos.
+        journal: False writes neither ``journal.jsonl`` nor ``rounds.jsonl``, and keeps only the slowest silo of each
+            round, for runs with very many silos.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class Recorder:
                 exporter.follow(self.ledger)
 
     def record(self, entry: JournalEntry) -> None:
-        """Write one entry, and update the other files, listeners and exporters. Raises `RunError` if the journal cannot
-        be written, so the run must end; or a silo is lost, and the strategy demands that the run fails.
+        """Write one entry, and update the other files, listeners and exporters; `RunError` if the journal cannot be
+        written, or if a silo is lost and the strategy demands that the run fails.
         """
         with _writing(self.out):
             if self._journal is not None:
@@ -138,9 +138,7 @@ class Recorder:
             self.check_silos()
 
     def check_silos(self) -> None:
-        """Check that the strategy tolerates the missing silos. Raises `RunError` if a silo is lost and ``on_lost_silo``
-        is ``fail``, or the finished run has too few silos.
-        """
+        """Raise `RunError` if a silo is lost and ``on_lost_silo`` is ``fail``, or the ended run has too few silos."""
         if self.ledger.lost.over or self._settings.get("on_lost_silo") == "fail":
             self.ledger.lost.check(self._settings, self.ledger.missing())
 
@@ -154,14 +152,11 @@ class Recorder:
                 self._rounds.flush()
 
     def position(self) -> int:
-        """Return the size of the journal that is safely on disk [bytes]; 0 without a journal. Raises `RunError` if the
-        journal cannot be written to disk.
-        """
+        """Return the size of the journal that is safely on disk [bytes]; `RunError` if it cannot be written."""
         with _writing(self.out):
             return 0 if self._journal is None else self._journal.position()
 
     def keep(self, name: str, value: object) -> None:
-        """Write a JSON file of this name into the run's folder, unless ``value`` is None."""
         if value is not None:
             with _writing(self.out), open_private(self.out / name) as file:
                 file.write(json.dumps(value) + "\n")
@@ -207,9 +202,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def add_to_summary(out: Path, files: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Add digests of models written after the summary, and ``more`` (see `Recorder.finish`); return the summary. Raises
-    `ConfigError` if the summary cannot be written.
-    """
+    """Add digests of models written after the summary, and ``more`` (see `finish`); `ConfigError` if that fails."""
     path = out / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for name, digest in files.items():

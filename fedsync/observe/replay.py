@@ -34,11 +34,7 @@ def replay(path: str | Path) -> list[JournalEntry]:
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Compute the ledger of a journal file.
-
-    Raises:
-        FedSyncError: the file is not a journal.
-    """
+    """Compute the ledger of a journal file; `FedSyncError` if the file is not a journal."""
     header, entries = read_journal(path)
     ledger = Ledger.of(header, measured=metrics_of(header["config"]))
     for entry in entries:

@@ -1,8 +1,7 @@
 """Rounds of a run, each silo's work in them, and the metrics that silos report.
 
 A ledger holds all rounds, or only the newest rounds of a long run. Removed rounds leave their count and an outline:
-time, loss and accuracy of selected rounds. A full outline drops every second entry. So memory does not grow with the
-length of the run.
+time, loss and accuracy of selected rounds. A full outline drops every second entry, which bounds its memory.
 """
 
 from __future__ import annotations
@@ -60,11 +59,8 @@ class MetricPool:
 def with_tested(
     metrics: Mapping[str, float], tested: dict[str, int], evaluation: Mapping[str, tuple[float, int]]
 ) -> dict[str, float]:
-    """Add an evaluation to a version's metrics; evaluation metrics are always means over test samples.
-
-    Args:
-        metrics: metrics before the evaluation; not changed.
-        tested: number of samples behind each metric, by name; updated in place.
+    """Add an evaluation to a version's metrics; evaluation metrics are always means over test samples. ``tested``, the
+    number of samples behind each metric, is updated in place.
     """
     means = dict(metrics)
     for name, (mean, samples) in evaluation.items():
@@ -87,10 +83,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class SiloShare:
-    """Contribution of one silo to a round; ``wait_s`` is the time from the update's arrival to the commit.
-
-    ``metrics`` are figures that the silo reported; see `fedsync.observe.rounds`.
-    """
+    """Contribution of one silo to a round; ``wait_s`` is the time from the update's arrival to the commit."""
 
     batch_size: int
     steps: int
@@ -125,9 +118,8 @@ class EndedOrder:
 
 @dataclass(slots=True)
 class SiloTotals:
-    """Totals of one silo over a run; ``busy_s`` is compute plus overhead.
-
-    ``taken`` counts orders that ended because an operator dropped the silo; such orders are not failures.
+    """Totals of one silo over a run; ``busy_s`` is compute plus overhead, ``taken`` counts orders that ended because an
+    operator dropped the silo: these are no failures.
     """
 
     orders: int = 0
@@ -151,7 +143,6 @@ class SiloTotals:
         self.batch_size = order.batch_size
 
     def answered(self, update_id: str) -> WorkOrder | None:
-        """Return the order with this update_id, and make it the running order; None if the silo has no such order."""
         if self.queued is not None and self.queued.update_id == update_id:
             self.order, self.queued = self.queued, self.order
         return self.order if self.order is not None and self.order.update_id == update_id else None
@@ -209,10 +200,9 @@ MOST_OUTLINED = 2048
 
 @dataclass(slots=True)
 class Round:
-    """One commit.
+    """One commit, ``at_s`` seconds after training began.
 
     Args:
-        at_s: seconds since training began.
         loss: mean training loss per sample over the updates of the commit. Sealed losses are attested over all commits
             since the previous attested loss; the commits between have None.
         silos: share of every silo with an update in the commit.

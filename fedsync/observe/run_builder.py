@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 def measuring(config: StrategyConfig) -> StrategyConfig:
-    """Fill in the task's default metrics, so that server, silos and replays know the metrics. Raises `ConfigError` if
-    metrics and task do not fit together.
-    """
+    """Fill in the default metrics, for server, silos and replays; `ConfigError` if metrics and task do not fit."""
     return config.model_copy(update={"evaluation": config.evaluation.of_task(config.task)})
 
 
@@ -36,10 +34,8 @@ def measuring(config: StrategyConfig) -> StrategyConfig:
 class RunBuilder:
     """Builder of one run.
 
-    Args:
-        cluster: emulated machines of the silos; None in a real federation.
-        target_accuracy: for ``seconds_to_target``; None uses the target of the stop rules.
-        trains: False in simulations of time only, which have no accuracy.
+    ``cluster`` has the silos' emulated machines; None in a real federation. ``target_accuracy`` is for
+    ``seconds_to_target``; None uses that of the stop rules. ``trains`` is False in simulations of time only.
     """
 
     config: StrategyConfig
@@ -81,11 +77,9 @@ class RunBuilder:
     ) -> DurableAggregator:
         """Build the aggregator, encrypted if ``plan`` and ``keys`` are given.
 
-        Args:
-            model: version 0, float32 [values]; ignored if updates are encrypted.
-            given: version 0 for encrypted runs whose silos cannot build it.
-            run: identity of the run; without it, as in virtual time, no evidence of single updates is kept.
-            keeper: store of plain models and updates; None keeps them in memory.
+        ``model`` is version 0, float32 [values], if updates are plain; ``given`` is version 0 for encrypted runs whose
+        silos cannot build it. Without the identity ``run``, as in virtual time, no evidence of single updates is kept.
+        ``keeper`` stores plain models and updates; None keeps them in memory.
         """
         if plan is None or keys is None:
             chosen = self.config.server_optimizer

@@ -57,10 +57,7 @@ def before_its_beginning(folder: Path) -> str | None:
 
 
 def is_cut_off(folder: Path) -> bool:
-    """Return True if the server process of the run has ended, with or without a summary.
-
-    False if this is unknown: virtual runs have no such process, and another user's process may be inaccessible.
-    """
+    """Whether the run's server process has ended; False if unknown (virtual run, inaccessible process)."""
     lock = folder / OPERATOR / LISTENING
     try:
         return lock.exists() and not held(lock)
@@ -114,7 +111,6 @@ def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read the summary of a run that has ended; None without the file, `ConfigError` for other content."""
     return read_object(folder / SUMMARY, "silos", "strategy")
 
 

@@ -57,7 +57,6 @@ class SteeredRun:
         self.dropped: set[str] = set()
         self.marks: deque[OperatorMark] = deque(maxlen=MOST_ASKED)
         self.asked = 0
-        """Number of all commands, including commands that were evicted."""
 
     def add(self, entry: JournalEntry) -> list[SiloLost]:
         for question, refused in answered_in(entry):

@@ -40,7 +40,6 @@ def silo_table(summary: dict[str, Any]) -> Table:
 
 
 def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return quantiles of each figure over all silos; a row does not describe a single silo."""
     columns = {key: sorted(silo[key] for silo in silos) for key in silos[0] if key not in ("name", "metrics")}
     last = len(silos) - 1
     return [
@@ -51,10 +50,7 @@ def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs of one strategy, one per seed, in the same order of seeds for all strategies.
-
-    ``seconds_to_target``: seconds of each run; None if the run missed the target.
-    """
+    """Runs of one strategy, one per seed, in one order of seeds for all; ``seconds_to_target`` is None for a miss."""
 
     strategy: str
     summaries: Sequence[dict[str, Any]]
@@ -85,10 +81,7 @@ class Comparison:
 
 
 def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: bool = True) -> Table:
-    """Compare strategies, one row each; ratios are relative to the first strategy.
-
-    ``trained``: False omits accuracy and target, which do not exist without training.
-    """
+    """Compare strategies, one row each; ratios are to the first. Without training, there is no accuracy or target."""
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     columns = {"strategy": [str(row["strategy"]) for row in rows]}
     if trained:

@@ -11,9 +11,8 @@ from fedsync.core.journal import JournalEntry, read_entry, read_header
 
 
 class Tail:
-    """Incremental reader of a growing journal, which need not exist yet.
-
-    An incomplete last line waits for the next call, so the journal of a killed run is readable up to that line.
+    """Incremental reader of a growing journal, which need not exist yet. An incomplete last line waits for the next
+    call, so the journal of a killed run is readable up to that line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +23,7 @@ class Tail:
 
     def entries(self) -> Iterator[JournalEntry]:
         """Yield entries completed since the last call; ``header`` is set before the first entry. Raises `FedSyncError`
-        if the file is not a journal, or became shorter; the message names the line.
+        with the line if the file is not a journal, or became shorter.
         """
         if not self._path.exists():
             return

@@ -1,9 +1,9 @@
 """Summary of a run's requests, which a silo's owner reads before approval or refusal.
 
 The trainer's own parser reads the waiting specification. The summary omits and truncates nothing: fields without a
-special line are shown verbatim. A run with values too long to read is refused
-(`fedsync.silo.owner.approvals.unshowable`). One line gives the number of fields, so that the owner notices lines that
-scrolled away. Text from the server is printed as JSON, so that it cannot contain terminal commands.
+special line are shown verbatim, and a run with values too long to read is refused. One line gives the number of fields,
+so that the owner notices lines that scrolled away. Text from the server is printed as JSON, so that it cannot contain
+terminal commands.
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
 
 
 def _fields(run: AskedRun) -> int:
-    """Count the fields that the run sets, including each field inside lists; 0 for an unreadable run."""
     try:
         said = RunSpec.parse(run.spec).model_dump(mode="json", exclude_defaults=True)
         return sum(1 for each in (said, json.loads(run.run_config)) for _ in leaves(each))

@@ -5,8 +5,8 @@ silo's supervisor signs outside of the message path: when the silo starts and en
 So the lines of a run's end are signed, although no request announces the end. The supervisor reads on from the last
 signed line, and never signs a log that does not continue from this line.
 
-`rotate_node_key` replaces the silo's node key, and writes an entry in which the old key signs the new key. Heads
-by former keys are accepted if a chain of such entries leads back from the current key.
+`rotate_node_key` replaces the silo's node key, and writes an entry in which the old key signs the new key. Heads by
+former keys are accepted if a chain of such entries leads back from the current key.
 
 The newest head is in the log's folder. An attacker who controls the machine also has the key, and can forge log and
 head. So the owner can configure an external folder. It gets the first head of each day and the last head of the silo's
@@ -67,9 +67,7 @@ class AuditHead:
 
     @classmethod
     def load(cls, path: Path) -> AuditHead:
-        """Read a head without a check of its signature. Raises `AuditBroken` if the file is malformed, and
-        `ConfigError` if the file cannot be read.
-        """
+        """Read a head without a check of its signature; `AuditBroken` if malformed, `ConfigError` if unreadable."""
         try:
             head: AuditHead = codec.loads(cls, read_input(path, _MOST_BYTES))
         except codec.DecodeError as error:
@@ -90,7 +88,6 @@ def heads_elsewhere(config: SiloStartConfig) -> Iterator[Path]:
 
 
 def takes_heads(folder: Path) -> bool:
-    """Whether a folder for heads exists and is writable."""
     return folder.is_dir() and os.access(folder, os.W_OK)
 
 
@@ -102,8 +99,7 @@ def rotation(silo: str, old: Path, new: Path) -> dict[str, str]:
 
 def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """Return the current key and all former keys that an unbroken chain of rotations proves, by fingerprint.
-
-    ``rotations``: entries of the kind `ROTATED`, in the order of the log.
+    ``rotations`` are log entries of the kind `ROTATED`, in the order of the log.
     """
     line = node_public_line(signing_key(config))
     keys = {line_fingerprint(line): line}
@@ -117,9 +113,7 @@ def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> 
 
 
 def check_head(head: AuditHead, config: SiloStartConfig, keys: Mapping[str, bytes], place: object) -> None:
-    """Check that a head belongs to this silo, and is signed by one of ``keys``, from `keys_of`. Raises `AuditBroken` if
-    silo, key or signature is wrong.
-    """
+    """Check that a head belongs to this silo, and is signed by one of ``keys``, from `keys_of`; else `AuditBroken`."""
     if head.silo != config.name:
         raise AuditBroken(f"{place} is the head of {head.silo!r:.80}")
     if head.key not in keys:
@@ -140,10 +134,8 @@ class HeadKeeper:
         self._day = ""
 
     def tend(self, *, last: bool = False) -> None:
-        """Sign new lines, and write the day's head to the external folder, or check the folder; failures are logged and
-        retried.
-
-        ``last``: write the external head even if the day already has a head.
+        """Sign new lines, and write the day's head to the external folder; failures are logged and retried. ``last``
+        writes the external head even if the day already has a head.
         """
         try:
             head = self._head()
@@ -170,8 +162,8 @@ class HeadKeeper:
         return self._signed
 
     def _continued(self, path: Path) -> AuditHead | None:
-        """Return the last head of an earlier process, if there is one. Raises `AuditBroken` if the log does not
-        continue from this head, or from an external head.
+        """Return the last head of an earlier process, if any; `AuditBroken` if the log does not continue from it or
+        from an external head.
         """
         found = [each for each in (path, *heads_elsewhere(self._config)) if each.exists()]
         heads = {each: AuditHead.load(each) for each in found}
@@ -200,9 +192,7 @@ class HeadKeeper:
 
 
 def check_fits(heads: dict[Path, AuditHead], digests: dict[int, str], read: AuditReader) -> None:
-    """Check that a log contains the lines of the heads. Raises `AuditBroken` if a head is beyond the end of the log, or
-    its line has another digest.
-    """
+    """Check that a log contains the lines of the heads; `AuditBroken` if it ends earlier or a digest differs."""
     for place, head in heads.items():
         if head.n > read.n:
             raise AuditBroken(f"it ends with line {read.n}, and {place} of {head.at} is of line {head.n}: it was cut")
@@ -223,8 +213,8 @@ _NEXT = "next"
 def rotate_node_key(config: SiloStartConfig) -> NodeKey:
     """Replace a silo's node key with a new key; the old key stays beside it as ``NAME.node.old``.
 
-    The entry of the audit log is on disk before the key changes. After a crash in between, run the command again.
-    Raises `ConfigError` if the silo has no node key, or a file cannot be written.
+    The log entry is on disk before the key changes. After a crash in between, run the command again. Raises
+    `ConfigError` if the silo has no node key, or a file cannot be written.
     """
     if config.node_key is None:
         remedy = "No action is needed: with insecure: true, nodes have no keys"

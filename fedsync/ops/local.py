@@ -65,11 +65,8 @@ def run_local(
 
     The processes are the programs of a real server and of real silos, but without restarts: the end of a process ends
     the run. Logs are in ``out/logs``. State of silos is in ``out/state`` until the run ends successfully. Processes use
-    TLS, and the server authenticates silos by keys; certificates and keys exist only for this run.
-
-    Args:
-        out: folder for the run's files, or an existing claim of it.
-        resume: resume the interrupted run in ``out`` from its newest checkpoint.
+    TLS, and the server authenticates silos by keys; certificates and keys exist only for this run. With ``resume``, the
+    interrupted run in ``out`` continues from its newest checkpoint.
 
     Raises:
         ConfigError: strategy and silos do not fit together, or there is no checkpoint to resume from.
@@ -165,17 +162,14 @@ class _Processes:
         self.check()
 
     def check(self) -> None:
-        """Check that all processes run. Raises `RunError` if a process ended."""
         for role, process in (each for group in self._groups for each in group.items()):
             code = process.poll()
             if code is not None:
                 raise RunError(f"{role} ended with code {code}: {process.last_words()}; see {self.logs}")
 
     def stop(self, *, over: bool) -> None:
-        """End silos first, and the server last.
-
-        After the end of the run, processes are killed: their state is useless, and Flower's processes need seconds
-        to end.
+        """End silos first, and the server last. After the end of the run, processes are killed: their state is useless,
+        and Flower's processes need seconds to end.
         """
         if over:
             LoggedProcess.kill([each for group in self._groups for each in group.values()])
@@ -188,10 +182,7 @@ class _Processes:
 def _start_fork_servers(
     processes: _Processes, home: Path, config: StrategyConfig, silos: int
 ) -> tuple[Path, Path] | None:
-    """Start the fork servers of SuperNodes and trainers, so imports happen only once, while the server starts.
-
-    None for a single silo, where nothing can be shared.
-    """
+    """Start fork servers of SuperNodes and trainers, so that imports happen once; None for one silo."""
     if silos < 2:
         return None
     return (
@@ -201,7 +192,6 @@ def _start_fork_servers(
 
 
 def _server(home: Path) -> ServerStartConfig:
-    """Configure a loopback server with temporary certificates, below the run's temporary folder."""
     certificates = home / "certificates"
     make_server_certificate(make_authority(certificates), ["localhost"], certificates)
     (port,) = free_ports(1)
@@ -211,7 +201,6 @@ def _server(home: Path) -> ServerStartConfig:
 
 
 def _start_server(processes: _Processes, server: ServerStartConfig, names: Sequence[str]) -> list[NodeKey]:
-    """Start the server's processes, and register silos; returns the silos' keys."""
     processes.start(server_programs(server, lasting=False))
     end_s = time.monotonic() + _START_TIMEOUT_S
     while not _listens(server.port):
@@ -241,7 +230,6 @@ def _start_silos(
     environment: Mapping[str, str],
     fork_servers: tuple[Path, Path] | None,
 ) -> None:
-    """Start the SuperNodes with ``environment``; the fork servers fork SuperNodes and their trainers."""
     supernodes, trainers = fork_servers or (None, None)
     if trainers is not None:
         environment = {**environment, FORK_SERVER: str(trainers)}

@@ -18,9 +18,7 @@ from fedsync.silo.owner.privacy_ledger import ledger_file
 
 
 def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
-    """Return a table for each budget, with what each run has spent, and notes on ledgers without a budget. Raises
-    `ConfigError` if a ledger is damaged, or older than the audit log.
-    """
+    """Tables of what runs spent, by budget, and notes on ledgers without budget; `ConfigError` for a damaged ledger."""
     policy, tables = OwnerPolicy.of(config), []
     for name, budget in policy.privacy.items():
         ledger = ledger_of(policy, name)

@@ -8,8 +8,6 @@
 
 In the last case, real machines may spend more or less than planned, but never more than the silo's budget or the run's
 target. A plan counts each order once; an order that is repeated after a crash counts again.
-
-With noise on whole updates, the printed table depends on the number of silos that collude.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class PlannedSilo:
         settings: settings of the silo, without noise if it refuses the run.
         epsilon: None if the silo refuses the run, also for lack of budget.
         refusal: reason of a refusal, empty if the budget has no room, or no noise is enough.
-        basis: relation of ``epsilon`` to what the run spends.
         most: upper bound of epsilon on any machines; infinite if there is none.
         rates: sampling rates of its steps.
         ran_out: whether the budget has no room for one of the orders.
@@ -111,10 +108,7 @@ class _Rows:
 
 
 def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
-    """Return what each silo will spend in the whole run.
-
-    Empty for a run without privacy, and for training code that reads its data itself.
-    """
+    """Return each silo's spending in the whole run; empty without privacy, or if training code reads its own data."""
     privacy = config.privacy
     if privacy is None or (privacy.kind == "dp-sgd" and config.task.own_loop):
         return []
@@ -208,9 +202,7 @@ def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
 
 
 def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> list[str]:
-    """Return warnings about silos that the run will lose. Raises `ConfigError` if fewer silos are left than the run
-    needs to begin, or to end.
-    """
+    """Warnings about silos that the run will lose; `ConfigError` if too few are left for the run to begin or to end."""
     silos: dict[str, list[str]] = {}
     for each in planned:
         if not each.begins:

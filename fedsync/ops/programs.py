@@ -63,9 +63,7 @@ def node_config(config: SiloStartConfig) -> str:
 
 
 def way_to_server(config: SiloStartConfig) -> Way:
-    """Return a silo's route to its server; without TLS, never through a proxy. Raises `ConfigError` if the proxy in the
-    silo's file or in the environment is unusable.
-    """
+    """Return a silo's route to its server, without TLS never by a proxy; `ConfigError` if the proxy is unusable."""
     return way_to(config.server, os.environ, DIRECT if config.insecure else config.proxy)
 
 
@@ -108,11 +106,8 @@ def confined(
 ) -> list[Program]:
     """Return a SuperNode with its ClientApps in a sandbox, and the agent that receives their joins.
 
-    Args:
-        closed: files and folders that the sandbox must not read.
-
-    Raises:
-        ConfigError: a closed path is inside a program folder; ``unable`` itself, if this system cannot confine.
+    The sandbox must not read the files and folders ``closed``. Raises `ConfigError` if one is inside a program folder;
+    ``unable`` itself, if this system cannot confine.
     """
     if not can_confine():
         raise unable
@@ -151,8 +146,8 @@ def supernode_command(server: str, node: str, trust: Sequence[str]) -> list[str]
 def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[Program]:
     """Return the SuperLink, and a separate launcher of ServerApps, so that runs survive a SuperLink restart.
 
-    ``lasting``: the SuperLink keeps its state in a database, which costs 20 ms per request. Raises `ConfigError` if
-    other users can access the state folder, or the folder is not writable.
+    ``lasting``: the SuperLink keeps its state in a database, which costs 20 ms per request. Raises `ConfigError` if the
+    state folder is open to other users, or not writable.
     """
     state = Path(config.state)
     secret = state / SECRET_FILE

@@ -31,11 +31,10 @@ DONE, REVOKED = "registered", "revoked"
 
 @dataclass(slots=True)
 class RegistrationLoop:
-    """Retry loop that runs until every silo is registered.
+    """Retry loop that runs until every silo is registered; ``told`` is the status of each silo.
 
-    Each attempt reads the key files again, so an operator can correct them while the server runs.
-
-    ``register`` raises `RunError` or `OSError` if the SuperLink does not answer; ``told`` is the status of each silo.
+    Each attempt reads the key files again, so an operator can correct them while the server runs. ``register`` raises
+    `RunError` or `OSError` if the SuperLink does not answer.
     """
 
     silos: Sequence[str]
@@ -85,7 +84,6 @@ def read_registered(state: Path) -> dict[str, str]:
 
 
 def note_registered(state: Path, told: Mapping[str, str]) -> None:
-    """Record the status of silos in `REGISTERED_FILE`."""
     with taken(state / f"{REGISTERED_FILE}.lock", inf):
         now = {**read_registered(state), **told}
         try:

@@ -3,7 +3,7 @@
 The watchdog never gives up a run. The pause before the next try doubles with each death at the same model version, up
 to ten minutes; a new version resets the pause. If a submission fails, because the SuperLink is unreachable or the disk
 is full, the retries begin after five seconds, with pauses of at most a minute. Runs whose server process Flower never
-started are retried too. Trouble with one run never affects other runs. `fedsync server stop` ends the retries.
+started are retried too. `fedsync server stop` ends the retries.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_
 logger = foreign.logger(__name__)
 
 DIED = Backoff(2.0, 600.0)
-"""Pause between two resumptions of a run; each death at the same model version doubles the pause."""
 
 REFUSED = Backoff(5.0, 60.0)
-"""Pause after a failed submission; each consecutive failure doubles the pause."""
 
 LEAST_ROOM = 2**20
 """Free disk space [bytes] required for a resubmission, in addition to two checkpoints of the run."""
@@ -81,8 +79,7 @@ class RunWatchdog:
         """Return the status for the health file: time of the last check (``looked``), and open ``runs`` by folder.
 
         Each run has ``phase``, ``tries`` (deaths at the same model version), ``next`` (time of the next try, or None)
-        and ``reason`` (last problem, or None). ``failed`` has the newest run and its error, if this run failed and was
-        not stopped by the operator.
+        and ``reason`` (last problem, or None). ``failed`` has the newest run and its error, if it failed unasked.
         """
         return self._told
 
@@ -136,10 +133,8 @@ class RunWatchdog:
         care.refused = 0
 
     def _check_room(self, folder: Path, care: _Care) -> None:
-        """Delay submissions while the disk is full, and resubmit runs that were submitted to a full disk.
-
-        On a full disk, Flower starts no server process and reports no error. Raises `RunError` if the disk has no room
-        for the files of a dead run.
+        """Delay submissions while the disk is full, and resubmit runs that were submitted to a full disk: then, Flower
+        starts no server process and reports no error. Raises `RunError` if a dead run's files have no room.
         """
         files = map(_size, (folder / CHECKPOINTS).glob("*"))
         wanted, free = LEAST_ROOM + 2 * max(files, default=0), shutil.disk_usage(folder).free
@@ -154,7 +149,6 @@ class RunWatchdog:
                 care.phase = phase(folder)
 
     def _note_failure(self, folder: Path, care: _Care) -> None:
-        """Log a run's failure once, unless the run failed before this watchdog started."""
         why = why_failed(folder)
         if why is None or STOPPED in why or care.failed == why:
             return

@@ -1,9 +1,8 @@
 """Submission, resumption and stop of runs on a real server.
 
 A run's folder has its state. The server process holds a lock in the folder while the process lives, and writes ``done``
-or ``error.json`` when the process ends by itself. A run with a free lock and without these files has died, because of
-its machine, `fedsync server` or its own process. `fedsync.ops.run_watchdog` resubmits a dead run, which continues from
-its newest checkpoint.
+or ``error.json`` when it ends by itself. A run with a free lock and without these files has died.
+`fedsync.ops.run_watchdog` resubmits a dead run, which continues from its newest checkpoint.
 
 A process that submits, resumes or stops a run holds a second lock, and reads the run's state only under this lock. So
 operator and watchdog never change a run at the same time.
@@ -110,14 +109,10 @@ def submit_run(
     *,
     overwrite: bool = False,
 ) -> Path:
-    """Start a run on the server; returns the folder of its files.
+    """Start a run on the server; return the folder of its files, by default a new one in the server's state folder.
 
-    Args:
-        out: folder for the run's files; None creates a folder below the server's state folder.
-        overwrite: replace the run in ``out``, if that run has ended.
-
-    Raises `ConfigError` if the server has too few silos for the strategy, the folder already has a run, or the folder
-    is not writable. Raises `RunError` if the server does not accept the run.
+    Raises `ConfigError` if the server has too few silos for the strategy, the folder is not writable, or it has a run
+    (with ``overwrite``: an active run); `RunError` if the server does not accept the run.
     """
     listed = [*config.silos, *(silo for region in config.regions.values() for silo in region)]
     if listed:  # without a list, silos are registered by hand
@@ -178,8 +173,7 @@ def prepare_run(
 def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -> None:
     """Resume a dead or failed run from its newest checkpoint, or from the beginning without a checkpoint.
 
-    Args:
-        died: resume only a dead run, but neither a failed nor a stopped run.
+    With ``died``, resume only a dead run, but neither a failed nor a stopped run.
 
     Raises:
         BusyError: another process changes the run, the run waits for its start, or its server process lives.
@@ -202,7 +196,7 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
 
 
 def _paths_here(settings: Mapping[str, str | float], folder: Path) -> dict[str, str | float]:
-    """Return the settings with the present paths of a run's folder, which may have been moved since its start."""
+    """Return the settings with the present paths of a run's folder, which may have moved since the start."""
     paths = {"strategy": folder / STRATEGY_FILE, "silos": folder / _SILOS, "out": folder, "control": folder}
     return {**settings, **{key: str(path) for key, path in paths.items() if settings.get(key)}}
 
@@ -224,8 +218,8 @@ def _check_idle(folder: Path, *, died: bool) -> None:
 
 
 def stop_run(folder: Path) -> None:
-    """Stop a waiting, active or dead run; only the operator can resume it. Raises `ConfigError` if the folder has no
-    run, the run is over, or the folder is not writable, and `RunError` if the server process does not end.
+    """Stop a waiting, active or dead run; only the operator can resume it. Raises `ConfigError` if there is no run, it
+    is over, or the folder is not writable, and `RunError` if the server process does not end.
     """
     folder = folder.resolve()
     _read(folder)
@@ -273,9 +267,7 @@ def _write(folder: Path, record: _Record) -> None:
 
 
 def change_settings(folder: Path, settings: Mapping[str, str | float]) -> None:
-    """Change settings of a submitted run, for its next resumption. Raises `ConfigError` if the folder has no run, or is
-    not writable, and `BusyError` if another process changes the run.
-    """
+    """Change a submitted run's settings for its next resumption; `ConfigError` if there is no run, or it is busy."""
     with _changing(folder):
         record = _read(folder)
         changed = replace(record, settings={**record.settings, **settings})
@@ -323,7 +315,6 @@ def _list(state: Path, folder: Path) -> None:
 
 
 def write_bundle(folder: Path, settings: Mapping[str, str | float]) -> Path:
-    """Create the Flower app in a new folder; ``settings`` are the settings of `fedsync.flower.server_app`."""
     folder.mkdir(parents=True)
     # JSON strings and numbers are valid TOML.
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
@@ -332,9 +323,7 @@ def write_bundle(folder: Path, settings: Mapping[str, str | float]) -> Path:
 
 
 def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str:
-    """Submit the app to the SuperLink of ``connection``; returns Flower's run id, or "" if Flower prints none. Raises
-    `RunError` if Flower refuses the app, times out, or the SuperLink is unreachable.
-    """
+    """Submit the app to the SuperLink; return Flower's run id, or "" if Flower prints none; `RunError` if it fails."""
     done = _flwr("run", str(bundle), connection, environment=environment)
     if done.returncode != 0:
         told = " ".join(re.sub(r"[\u2500-\u257f]", " ", done.stdout + done.stderr).split())
@@ -348,7 +337,7 @@ def withdraw(number: str, connection: str, environment: Mapping[str, str]) -> No
     """Mark a run as ended at the SuperLink, for a ServerApp that died or must not start; idempotent.
 
     The SuperLink itself needs a minute to notice, during which a SuperNode may wait for the rest of a message. Raises
-    `RunError` if Flower's command line times out, or cannot be started.
+    `RunError` if Flower's command line fails to start or to end.
     """
     _flwr("stop", number, connection, environment=environment)
 

@@ -50,9 +50,7 @@ _LEFT_S = 3.0
 
 
 def start_silo(config: SiloStartConfig) -> None:
-    """Run a silo until SIGTERM or SIGINT, then end all of its processes. Raises `ConfigError` if the state folder is
-    unusable, or another supervisor uses it.
-    """
+    """Run a silo until SIGTERM or SIGINT, then end its processes; `ConfigError` if the state folder is unusable."""
     state = Path(config.state)
     trainers = state / STATE_FOLDER
     with alone_in(state), stop_on_signals() as stop:
@@ -87,8 +85,7 @@ def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
     The silos of its file are registered once the SuperLink listens. Dead runs are resumed. The health file has the
-    state of both, `RunWatchdog.status` and `RegistrationLoop.told`. Raises `ConfigError` if state folder,
-    certificates or port are unusable, or another supervisor uses the folder.
+    state of both. Raises `ConfigError` if state folder, certificates or port are unusable or in use.
     """
     state = Path(config.state)
     if config.certificates is not None:
@@ -121,9 +118,7 @@ def start_server(config: ServerStartConfig) -> None:
 
 
 def _check_port(config: ServerStartConfig) -> None:
-    """Check that the SuperLink can listen; otherwise it would be restarted forever, with errors only in its log. Raises
-    `ConfigError` if another program uses the port, or this machine does not have the address.
-    """
+    """Raise `ConfigError` if the SuperLink cannot listen: it would restart forever, with errors only in its log."""
     end_s = time.monotonic() + _LEFT_S  # the SuperLink of a just killed supervisor may still exit
     while (error := listen_error(config.host, config.port)) is not None:
         if error.errno != errno.EADDRINUSE or time.monotonic() >= end_s:
@@ -145,8 +140,8 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
     """Revoke the registration of a silo's keys, after the hubs of active runs reject the silo: so a killed command can
-    be repeated. Raises `ConfigError` if the name was never registered, the file still lists the name, or the server
-    has no TLS. Raises `RunError` if the server does not answer.
+    be repeated. Raises `ConfigError` if the name was never registered, the file still lists the name, or the server has
+    no TLS; `RunError` if the server does not answer.
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")

@@ -1,7 +1,4 @@
-"""Supervisor of the processes of a real silo or server: restarts with growing pauses, rotating logs, health file.
-
-`Supervisor` decides, and reads no clock; `supervise` is its loop.
-"""
+"""Supervisor of the processes of a real silo or server: restarts with growing pauses, rotating logs, health file."""
 
 from __future__ import annotations
 
@@ -51,8 +48,7 @@ _REFUSED = " (a new key needs `fedsync server register` at the server; after a c
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 RESTARTS = Backoff(1.0, 8.0)
-"""Pause before a restart; each consecutive failure doubles the pause. Short, because the SuperLink rejects an
-authenticated node for 60 s after its crash."""
+"""Short pause before a restart, doubled with each failure: the SuperLink rejects a node for 60 s after its crash."""
 
 HEALTHY_S = 60.0
 """Runtime of a process after which the next failure gets the shortest pause [s]."""
@@ -156,7 +152,6 @@ class Supervisor:
         self._jitter = jitter
         self._states = {role: _State(due_s=now_s) for role in self._programs}
         self.last_error: str | None = None
-        """Exit code and last output of the process that ended last."""
 
     @property
     def restarts(self) -> int:
@@ -222,9 +217,7 @@ class Supervisor:
 
 @contextmanager
 def alone_in(state: Path) -> Iterator[None]:
-    """Create the state folder if missing, and lock it against other supervisors. Raises `ConfigError` if the folder is
-    unusable, or another supervisor uses it.
-    """
+    """Lock the state folder against other supervisors; `ConfigError` if it is unusable or in use."""
     private_folder(state)
     with taken(state / LOCK_FILE) as alone:
         if not alone:
@@ -260,12 +253,10 @@ def supervise(
     here: Callable[[], bool] = lambda: True,
     leave: Callable[[], object] = lambda: None,
 ) -> None:
-    """Keep programs running until ``stop`` is set, then end all programs.
+    """Keep programs running until ``stop`` is set, then end them.
 
-    Args:
-        tidy: cleanup, called once a minute.
-        tell: returns additional variable entries of the health file.
-        leave: called after programs were ended because ``here`` returned False.
+    ``tidy`` cleans up once a minute; ``tell`` returns further entries of the health file. Programs end while ``here``
+    returns False; ``leave`` is called after that.
     """
     logs = state / LOGS_FOLDER
     logs.mkdir(mode=0o700, exist_ok=True)

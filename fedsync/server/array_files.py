@@ -30,7 +30,6 @@ Below it, and in the clear, where arrays change with each version, a further fil
 _SUFFIX = ".raw"
 
 Large = NDArray[Any] | bytes
-"""Large value that never changes."""
 
 
 class Damaged(FedSyncError):
@@ -61,9 +60,8 @@ def in_own_file(value: object, least: float = inf) -> bool:
 
 
 class ArrayFiles:
-    """Arrays of the checkpoints in a folder. One thread may call `write` while another calls `settle` or `prune`.
-
-    ``least`` is the minimum size of an array with its own file [bytes]; large arrays always have a file.
+    """Arrays of the checkpoints in a folder; one thread may `write` while another calls `settle` or `prune`. ``least``
+    is the minimum size of an array with its own file [bytes]; large arrays always have a file.
     """
 
     def __init__(self, folder: Path, least: float = inf) -> None:
@@ -75,10 +73,8 @@ class ArrayFiles:
         self._alone = threading.Lock()
 
     def write(self, values: Sequence[Large]) -> list[ArrayName]:
-        """Write a file for each value; values of the previous call are not hashed again.
-
-        The files survive this process, but not yet a crash of the machine: see `settle`. Both raise `ConfigError` if a
-        file cannot be written.
+        """Write a file for each value; values of the previous call are not hashed again. The files survive this
+        process, but not yet a crash of the machine: see `settle`. Both raise `ConfigError` if a file cannot be written.
         """
         # `_written` keeps its values alive, so their ids are unique.
         written = {id(value): self._written.get(id(value)) or (value, ArrayName.of(value)) for value in values}
@@ -95,7 +91,6 @@ class ArrayFiles:
         return [written[id(value)][1] for value in values]
 
     def settle(self, names: Iterable[ArrayName]) -> None:
-        """Wait until arrays are on disk, so that they survive a crash of the machine."""
         for name in {each.sha256 for each in names} - self._safe:
             settle_file(self._folder / (name + _SUFFIX))
             self._safe.add(name)

@@ -9,9 +9,8 @@ may have the old version must not use their stored state. So the run gets a new 
 begins anew. An encrypted run sends no version without its checkpoint, so this happens only if a checkpoint is damaged.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
-Objects that change during a run define their own names (`fedsync.core.state`). Frozen values are written as
-their class and their fields by name. Large arrays have their own files (`fedsync.server.array_files`), which the line
-of JSON names; only new arrays are written.
+Objects that change during a run define their own names (`fedsync.core.state`); frozen values are written as class and
+fields. Large arrays have their own files (`fedsync.server.array_files`), which the JSON line names.
 
 When `Checkpoints.save` returns, its files survive a crash of the process. Without encryption, a thread makes them
 survive a crash of the machine while training continues. It flushes journal, arrays and checkpoint to disk, in this
@@ -63,7 +62,6 @@ FOLDER = CHECKPOINTS
 
 _MOST_NAME = 40
 KEPT = 3
-"""Number of newest checkpoints that are kept."""
 
 FORMAT = 22
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
@@ -75,12 +73,9 @@ _SUFFIX, _TORN = ".ckpt", ".torn"
 class Origin:
     """Properties of a run that never change.
 
-    Args:
-        config: `digest` of its configuration.
-        spec: the run's specification as JSON, as silos receive it; silos store their state under its identity.
-        layout: layout of the tensors that travel.
-        kept: names of tensors that do not travel.
-        frozen: digest of the frozen tensors, as in `ModelForm`; None while unknown.
+    ``config`` is the `digest` of the configuration. ``spec`` is the specification that silos receive, as JSON.
+    ``layout`` has the tensors that travel, and ``kept`` the names of all others. ``frozen`` is the digest of the frozen
+    tensors, as in `ModelForm`; None while unknown.
     """
 
     config: str
@@ -94,12 +89,9 @@ class Origin:
 class Moment:
     """State of a run between two batches of events.
 
-    Args:
-        elapsed_s: time since the run began [s].
-        position: length of the journal [bytes].
-        timers: wake-up times of the coordinator [s since the run began].
-        silos: names of the connected silos.
-        evaluating: final evaluation that silos have to answer, if any; then no silo has an order that matters.
+    ``elapsed_s`` and ``timers`` (the coordinator's wake-up times) count from the run's begin [s]. ``position`` is the
+    length of the journal [bytes]. While silos answer the final evaluation ``evaluating``, no silo has an order that
+    matters.
     """
 
     version: int
@@ -121,14 +113,10 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Writer of checkpoints in the folder of a run.
+    """Writer of checkpoints in the folder of a run, ``out``; keeps the ``keep`` newest.
 
-    Args:
-        out: folder of the run's files.
-        keep: number of newest checkpoints that are kept.
-        resumed: state from which the run resumes, if it does.
-        required: whether the run ends if a checkpoint cannot be written. Under encryption a silo follows one chain of
-            sums: a sum that was sent and then forgotten could never be replaced.
+    With ``required``, the run ends if a checkpoint cannot be written. Encryption needs this: a silo follows one chain
+    of sums, and a sum that was sent and then forgotten could never be replaced.
     """
 
     def __init__(
@@ -150,9 +138,8 @@ class Checkpoints:
     def due(self, entry: JournalEntry | None) -> bool:
         """Whether silos may learn from an entry something that no checkpoint has; None is the beginning of the run.
 
-        A checkpoint is due after a new version of the model, and at the first order, when the first payloads for silos
-        are made. It is also due at the final evaluation: silos must not use the test split for a run that may
-        still continue.
+        This holds for a new version of the model, for the first order (it makes the first payloads), and for the final
+        evaluation: silos must not use the test split for a run that may still continue.
         """
         if entry is None:
             return True
@@ -180,10 +167,8 @@ class Checkpoints:
         position: int,
         timers: tuple[float, ...],
     ) -> None:
-        """Write a checkpoint, and remove old ones; for the arguments see `Moment`.
-
-        If a checkpoint cannot be written and is not required, the run continues, and the log says so once; else
-        `RunError`.
+        """Write a checkpoint, and remove old ones; for the arguments see `Moment`. If the disk fails, raise `RunError`
+        if checkpoints are required; else the run continues, and the log says so once.
         """
         silos = tuple(self._silos)
         decided = coordinator.state()
@@ -243,7 +228,6 @@ class Checkpoints:
 
 
 def new_identity(name: str) -> str:
-    """Return the identity of a new run: the strategy's name, for humans, and a unique part."""
     return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:_MOST_NAME]}-{secrets.token_hex(8)}"
 
 
@@ -256,9 +240,8 @@ def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
 def prepare(out: Path, config: str) -> Checkpoint:
     """Return the checkpoint from which the run in ``out`` resumes, and truncate the journal to its position.
 
-    A repeated call returns the same checkpoint, also if the first call was interrupted. ``config`` is the `digest` of
-    the configuration that resumes. Raise `ConfigError` if no intact checkpoint exists, or it has another configuration
-    or version of FedSync.
+    A repeated call returns the same checkpoint, also if the first call was interrupted. Raise `ConfigError` if no
+    intact checkpoint exists, or it has another version of FedSync or another configuration than the digest ``config``.
     """
     checkpoint = _newest_whole(out, config)
     remove_unfinished(out / FOLDER)
@@ -350,7 +333,6 @@ def _read(path: Path, config: str) -> Checkpoint:
 
 
 def _named_in(file: Path) -> list[ArrayName]:
-    """Return the arrays of a checkpoint; none if it is damaged."""
     with file.open("rb") as opened:
         opened.seek(DIGEST_BYTES)
         try:

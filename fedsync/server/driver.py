@@ -83,7 +83,6 @@ class FlowerDriver:
     """Main loop that runs a coordinator to its end.
 
     Args:
-        form: common form of the silos' models, against which each silo's answer is checked.
         report_s: interval of progress reports on orders, and the longest time until a halt reaches a silo [s]; None
             uses the interval of ``timing``.
         resumed: state of the restored coordinator and aggregator, if another process began the run.
@@ -126,9 +125,7 @@ class FlowerDriver:
         self._vigil = IdleTimeout(timing.join_timeout_s, self._now_s())
 
     def run(self) -> None:
-        """Run until the coordinator stops; the aggregator then has the final model, as far as the server can have it.
-        Raise `RunError` if no silo had work for too long, or the run ended in failure.
-        """
+        """Run until the coordinator stops; `RunError` if no silo had work for too long, or the run ended in failure."""
         looks, idle = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5), 0
         events = self._come_back(self._resumed) if self._resumed is not None else []
         if self._resumed is None:
@@ -174,9 +171,8 @@ class FlowerDriver:
         return time.monotonic() - self._start_s
 
     def _come_back(self, moment: Moment) -> list[Event]:
-        """Wait for the silos of the previous process, which count as lost and joined again.
-
-        If the run was about to end, they only have to evaluate, so only silos that stay away count as lost.
+        """Wait for the silos of the previous process, which count as lost and joined again; if the run was about to
+        end, only silos that stay away count as lost.
         """
         silos = moment.silos if moment.evaluating is None else ()
         events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]
@@ -287,7 +283,7 @@ class FlowerDriver:
         self._outbox.repeat(sent, name, self._now_s())
 
     def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload | None, now_s: float) -> Event:
-        """Store an update: ``update``, or None if the update is in the sum of its region."""
+        """Store an update; None means that it is in the sum of its region."""
         self._answered = name
         self._outbox.over(order.update_id, now_s)
         if self._aggregator.seals_figures:
@@ -397,7 +393,6 @@ class FlowerDriver:
             self._save()
 
     def _carry_out_held(self) -> None:
-        """Send further questions, or carry out the actions that were held during the last commit."""
         self._outbox.questions(self._now_s())
         if not self._aggregator.blocked:
             held, self._held = self._held, []

@@ -1,8 +1,7 @@
 """Extension hooks of the server's driver (main loop): the base class of features that act during a run.
 
-The driver holds its run's extensions in a list and calls their hooks in this order. Requests of the operator, the
-search for suspects, the best model's file and evaluations at the server are extensions. See `fedsync.core.extension`
-for features that take part in decisions. Only extensions of the driver may write files and read clocks.
+The driver calls the hooks of its run's extensions in their order. See `fedsync.core.extension` for features that take
+part in decisions. Only extensions of the driver may write files and read clocks.
 """
 
 from __future__ import annotations

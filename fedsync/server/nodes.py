@@ -1,8 +1,8 @@
 """Identity and admission of nodes: Flower's connections to the silos.
 
 If the SuperLink authenticates nodes, a node's key is registered under a name (``flwr supernode register KEY.pub
-CONNECTION --name berlin``). The grid reports this name, and the node must present itself as the silo of this name.
-Without registration, the server relies on the name that the node reports.
+CONNECTION --name berlin``). The grid reports this name, and the node must present itself as this silo. Without
+registration, the server relies on the name that the node reports.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Admission:
             first node with a registered name.
         expected: number of silos that the run counts on. The run fails if this many silos refuse it and no other silo
             is present; None waits for other silos.
-        regions: silos of each relay, by relay name. None accepts relays, unless nodes are registered by name: then
-            a relay must be listed here, or any silo could act for others.
+        regions: silos of each relay, by relay name. None accepts relays, unless nodes are registered by name: then a
+            relay must be listed here, or any silo could act for others.
         most_examples: maximum number of training samples that a silo may report; None for no further limit.
-        needed: minimum number of silos for the run to begin. The run fails if all expected silos are present, and
-            fewer than these can take part without a change of their configuration.
+        needed: minimum number of silos for the run to begin. The run fails if all expected silos are present, and fewer
+            than these can take part without a change of their configuration.
     """
 
     silos: Sequence[str] | None = None
@@ -112,11 +112,11 @@ def make_regions(layout: Layout | None = None, *, adds: bool = True, hold_s: flo
 class Nodes:
     """Connected nodes and their silos.
 
-    A refused node is logged once, and receives no requests while it stays connected. If it was refused because
-    another node has its name, it is checked again when the other node is gone.
+    A refused node is logged once, and receives no requests while it stays connected. If it was refused because another
+    node has its name, it is checked again when the other node is gone.
 
-    ``look_s`` is the shortest time between two checks for new and lost nodes [s], 0 for no limit. It grows if a check
-    takes long. ``regions`` makes the run's `Regions`, once the first node has identified itself as a relay.
+    ``look_s`` is the shortest time between two checks for new and lost nodes [s]; it grows if a check takes long.
+    ``regions`` makes the run's `Regions`, once the first node has identified itself as a relay.
     """
 
     def __init__(
@@ -147,14 +147,13 @@ class Nodes:
         """Number of samples that each silo reported, including lost silos."""
 
     def sender(self, node: int) -> str:
-        """Name of a node in logs and errors: the silo's name, else the registered name, else the node's number."""
         return self._names.get(node) or self._registered.get(node) or f"node {node}"
 
     def look(self, *, at_once: bool = False) -> tuple[list[int], list[int]]:
         """Return the nodes lost since the last look, and the new nodes, both ascending.
 
-        A node that was lost and is back is reported as lost first, and as new by the next look: its pending messages
-        are lost. Both lists are empty if the last look was less than ``look_s`` ago, unless ``at_once``.
+        A node that was lost and is back is reported as lost first, and as new by the next look: its messages are lost.
+        Both lists are empty if the last look was less than ``look_s`` ago, unless ``at_once``.
         """
         begun_s = time.monotonic()
         if begun_s < self._next_s and not at_once:
@@ -219,9 +218,8 @@ class Nodes:
     def ask_again(self, node: int, why: str | ProtocolError | None = None) -> None:
         """Ask a node without a usable answer (error ``why``) again at a later look, unless it was refused.
 
-        The pause doubles each time: one look, two, four, and so on. Each request may start a trainer at the silo. Raise
-        `RunError` if all connected silos are at a later version than this run, which was set back, or run another
-        ClientApp.
+        The pause doubles each time, because each request may start a trainer at the silo. Raise `RunError` if all
+        connected silos are at a later version than this run, which was set back, or run another ClientApp.
         """
         match why:
             case LaterVersion():
@@ -233,11 +231,10 @@ class Nodes:
             self._useless[node] = self._useless.get(node, 0) + 1
 
     def refuses(self, node: int, refused: Refused) -> None:
-        """Record a silo's refusal of the run, and check whether the run can still succeed.
+        """Record a silo's refusal of the run; raise `RunError` if the run cannot succeed any more.
 
         The run fails if all expected silos refuse it for one permanent reason, or so many that the run cannot begin. A
-        run that has begun does not fail: a refusal from a silo that could take part before is likely to pass. Raise
-        `RunError` with the refusals if the run cannot succeed.
+        run that has begun does not fail: a refusal from a silo that could take part before is likely to pass.
         """
         self._answers[node] = refused.code.name
         final = refused.code in AT_ONCE or self._useless.get(node, 0) + 1 >= _MOST_REFUSALS
@@ -287,8 +284,8 @@ class Nodes:
         """Check a node's identity and its data; return the silo's name.
 
         Raises:
-            ProtocolError: the name is invalid, not the registered name, not accepted, or already in use; or other
-                values in ``hello`` are invalid; or the form of its model or table differs from ``form``.
+            ProtocolError: ``hello`` is invalid; the name is not the node's registered name, not accepted, or in use; or
+                the model or table differs from ``form``.
             RunError: because of this refusal, the run cannot begin.
         """
         name = hello.silo

@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 logger = foreign.logger(__name__)
 
 MOST_WAITING = 16
-"""Maximum number of pending requests."""
 
 MOST_BYTES = 4096
-"""Maximum size of a request or an answer."""
 
 STALE_S = 600.0
 """Age above which an unread request is refused [s]."""
@@ -57,8 +55,7 @@ _ASK, _ANSWER = ".ask", ".answer"
 
 class OperatorRequests(DriverExtension):
     """Server process's side of the operator's requests; ``check`` returns why a request does not fit the run, or "".
-    Raises `ConfigError` if the folder cannot be made, or is open to other users, and `RunError` if another process
-    answers requests in this folder.
+    Raises `ConfigError` if the folder is unusable, `RunError` if another process answers requests in it.
     """
 
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:

@@ -10,9 +10,8 @@
 | any | its node is gone | forgotten |
 
 A retry of an order (training request) is a `Collect`, repeated until the order is done. Any other request is sent
-again. The time of a queued order begins when the previous order is over.
-
-Requests to silos behind a relay are bundled (`fedsync.extras.relays.region_clients`), but each waits for its own reply.
+again. The time of a queued order begins when the previous order is over. Requests to silos behind a relay are bundled
+(`fedsync.extras.relays.region_clients`), but each waits for its own reply.
 """
 
 from __future__ import annotations
@@ -51,13 +50,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """Request that waits for its reply; the module has its states.
+    """Request that waits for its reply; the module has its states. Times are seconds by the driver's clock.
 
     Args:
-        node: destination node.
         request: the original request, also if a `Collect` asks for its reply.
-        due_s: time at which the request is overdue.
-        end_s: time at which an order has failed, even if it makes progress.
+        due_s: time at which the request is overdue; at ``end_s``, an order has failed even if it makes progress.
         steps: steps of an order that are reported as done.
         sent_s: time of sending; None if the response time is not measured.
         ask_s: time of the next retry; ``asked`` is the number of retries so far.
@@ -92,7 +89,6 @@ class PendingMessage:
         return isinstance(self.request, Train) and self.request.order.update_id == update_id
 
     def is_like(self, other: PendingMessage) -> bool:
-        """Whether both requests have the same reply."""
         return (self.node, self.request) == (other.node, other.request)
 
 
@@ -110,9 +106,9 @@ _SMALL_ANSWER_BYTES = 2**20
 class Outbox:
     """Outbox of one run: makes requests, and keeps them until they are answered.
 
-    All times are seconds by the driver's clock. Requests are sent only by `flush`, so that the state on which they
-    depend can be written to disk before. ``spec`` is the run's specification as JSON, ``report_s`` the interval of
-    progress reports; ``aggregator`` is None before there is a model; ``model_bytes`` is the size of the model.
+    Requests are sent only by `flush`, so that the state on which they depend can be written to disk before. ``spec`` is
+    the run's specification as JSON, ``report_s`` the interval of progress reports; ``aggregator`` is None before there
+    is a model; ``model_bytes`` is the size of the model.
     """
 
     def __init__(
@@ -144,7 +140,6 @@ class Outbox:
         self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
 
     def over(self, update_id: str, now_s: float) -> None:
-        """Record that an order is over, which starts the time limit of the order queued behind it."""
         if not any(sent.queued for sent in self.waiting):
             return
         due_s, end_s = self._timing.order_until(now_s)
@@ -201,7 +196,6 @@ class Outbox:
                 self._post(sent, request, None, now_s)
 
     def _send(self, sent: PendingMessage, silo: str, now_s: float) -> None:
-        """Post an order or an evaluation, with the payload that its silo needs for the model."""
         if self._aggregator is None:
             raise PolicyError("a silo is to train before there is a model")
         before = [other.order for other in self.waiting if other.node == sent.node and other.request != sent.request]
@@ -289,7 +283,6 @@ class Outbox:
         self._transport.wait(seconds)
 
     def replies(self, now_s: float) -> list[tuple[PendingMessage, SiloAnswer]]:
-        """Return new answers with their requests; answers to forgotten requests are left out."""
         regions, found = self._nodes.regions, list[tuple[PendingMessage | None, SiloAnswer]]()
         for answer in self._transport.receive():
             relayed = None if regions is None else regions.unpack(answer, self._sent, self._aggregator)
@@ -307,7 +300,6 @@ class Outbox:
         return answer.again
 
     def _is_relay(self, sent: PendingMessage, answer: SiloAnswer) -> bool:
-        """Whether a newly asked node has identified itself as a relay; if so, register the relay."""
         if not answer.relay:
             return False
         try:

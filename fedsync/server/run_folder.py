@@ -21,7 +21,6 @@ from fedsync.common.run_claim import ERROR_FILE as ERROR_FILE
 from fedsync.common.run_claim import RUN_LOCK as RUN_LOCK
 
 PID_FILE = "server.pid"
-"""Process id of the server process."""
 
 APP = "app"
 """Subfolder with the Flower app of the run, while the run is submitted."""
@@ -77,7 +76,7 @@ def read_error(control: Path) -> ConfigError | RunError:
 
 def end_process(folder: Path) -> None:
     """End the server process of a run, if it lives: SIGTERM, then SIGKILL. Raises `ConfigError` if the process belongs
-    to another user, and `RunError` if the process does not end.
+    to another user, and `RunError` if it does not end.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         # The process takes the lock before it writes its process id.
@@ -96,7 +95,6 @@ def end_process(folder: Path) -> None:
 
 
 def ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Wait until the server process has ended or ``enough``; return whether the process has ended."""
     wait_until(lambda: not held(folder / RUN_LOCK) or enough(), wait_s, _PAUSE_S)
     return not held(folder / RUN_LOCK)
 
@@ -110,8 +108,7 @@ class HubPlace:
     """Address of the hub of a run, which the server writes to a file for its ServerApps.
 
     Args:
-        host: address to listen on.
-        ports: candidate ports, of which the first free port is taken; 0 for any port.
+        ports: candidate ports of ``host``, of which the first free port is taken; 0 for any port.
         name: host name for silos.
         certificate: PEM file of the server's certificate, with its ``key``; empty for no TLS.
         authority: PEM file of the CA certificate.

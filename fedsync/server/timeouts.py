@@ -41,8 +41,8 @@ class Timeouts:
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
         return_timeout_s: time for which a resumed run waits for its former silos, so that they begin together.
         spare_s: training time of predictors between two polls while silos are at work; 0 for none.
-        rest_s: time after which an order that a full disk prevented counts as failed. Without this pause, the silo's
-            next orders would fail within the same second, and the silo would be out of the run.
+        rest_s: time after which an order that a full disk prevented counts as failed; its silo's next orders would fail
+            within the same second, and the silo would be out of the run.
         hold_s: time for which a relay holds a request without an answer; as long as the hub holds a silo's request.
     """
 
@@ -61,18 +61,14 @@ class Timeouts:
 
     @classmethod
     def of(cls, waiting: WaitingConfig, *, supervised: bool, idle_s: float = _JOIN_S) -> Timeouts:
-        """Return a strategy's timeouts, with ``idle_s`` as the default limit of an idle run; an idle run may wait
-        without limit if operators watch server and silos.
-        """
+        """Return a strategy's timeouts; by default an idle run lasts ``idle_s``, or without limit if ``supervised``."""
         limit_s = waiting.idle_s or (inf if supervised else idle_s)
         return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=limit_s)
 
     def patience_s(self, asked: int) -> float:
-        """Return the time until the next retry of a message after ``asked`` retries [s]."""
         return Backoff(self.ask_s, _MOST_PATIENCE * self.ask_s).pause_s(asked)
 
     def order_until(self, now_s: float) -> tuple[float, float]:
-        """Return the times at which a new order has failed: without progress, and at the latest."""
         end_s = now_s + self.order_limit_s
         return min(now_s + self.order_timeout_s, end_s), end_s
 
@@ -85,9 +81,9 @@ class Timeouts:
 class AnswerTimes:
     """Moving average of response times, which sets the minimum wait before a retry.
 
-    If a server or its silos are overloaded, all responses are slow. Retries would add to the load, and so lengthen the
-    responses further. The average begins at 0, and rises only after several slow responses: a single silo that delays
-    a response for an hour does not delay the retries of lost messages of other silos.
+    If a server or its silos are overloaded, all responses are slow, and retries would make them slower. The average
+    begins at 0, and rises only after several slow responses: a single silo that delays a response for an hour does not
+    delay the retries of lost messages of other silos.
     """
 
     def __init__(self, ask_s: float) -> None:
@@ -126,9 +122,9 @@ class IdleTimeout:
 class IdleTraining:
     """Number of predictor epochs that fit between two polls of the main loop, adapted to measured times.
 
-    The number begins at one epoch. After each pause it is scaled by limit / measured time, with a factor between a
-    tenth and two, and a minimum of one epoch. So training that never fits (an ARIMA fit, the first import of PyTorch)
-    delays one poll by its own length. ``cap_s`` is the longest training in a pause; 0 for none.
+    After each pause the number is scaled by limit / measured time, with a factor between a tenth and two, and a minimum
+    of one epoch. So training that never fits (an ARIMA fit, the first import of PyTorch) delays one poll by its own
+    length. ``cap_s`` is the longest training in a pause; 0 for none.
     """
 
     def __init__(self, cap_s: float) -> None:

@@ -1,7 +1,6 @@
 """Queues of orders (training requests) at simulated machines: one order at a time, first come, first served.
 
-A queued order begins when the training of the previous order ends. Overhead and upload of the previous order overlap
-with this training, and cost the queued order no time.
+A queued order begins when training of the previous order ends; it does not wait for overhead and upload.
 """
 
 from __future__ import annotations
@@ -19,11 +18,8 @@ from fedsync.simulation.machine import Course, Machine
 
 @dataclass(slots=True, eq=False)
 class OrderInWork:
-    """Order at a machine, in work or queued.
-
-    Args:
-        start_s: earliest start while queued; actual start once begun.
-        course: end times of the steps; None while queued.
+    """Order at a machine, in work or queued. While it is queued, ``start_s`` is the earliest start, and ``course``, the
+    end times of its steps, is None.
     """
 
     silo: str
@@ -42,11 +38,8 @@ class Turn:
 
 
 class Backlog:
-    """Order queues of all machines.
-
-    Args:
-        after_s: seconds from the end of a silo's training to the arrival of its update.
-        push: schedules a call of `Backlog.turn` or `Backlog.sent` with this argument at this time.
+    """Order queues of all machines. ``after_s`` returns the seconds from the end of a silo's training to the arrival of
+    its update. ``push`` schedules a call of `turn` or `sent` with this argument at this time.
     """
 
     def __init__(

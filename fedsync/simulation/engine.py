@@ -87,9 +87,8 @@ class Worker(Protocol):
         """Carry out an order. The driver makes the report's times virtual and adds speeds, except for `Untrained`."""
 
     def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation | None:
-        """Evaluate a model on a split of the silo; None without such a split.
-
-        Under sealed figures the result is an `Attestation` of the figures pooled in the received commits.
+        """Evaluate a model on a split of the silo; None without such a split. Under sealed figures the result is an
+        `Attestation` of the figures pooled in the received commits.
         """
 
 
@@ -119,14 +118,12 @@ QUIET_ENTRIES = 1000
 """Journal entries without actions and without an order in work before a run is given up; plus ten for each silo."""
 
 SPARE_EPOCHS = 10
-"""Epochs a silo for training predictors after a commit, if predictors learn."""
+"""Epochs for each silo's predictor after a commit."""
 
 
 class VirtualDriver:
-    """Driver that runs a coordinator to its end in virtual time.
-
-    With ``poll_s`` > 0 [s], the coordinator acts only at multiples of this period and absorbs all events since the last
-    one, as a polling driver would.
+    """Driver that runs a coordinator to its end in virtual time. With ``poll_s`` > 0 [s], the coordinator acts only at
+    multiples of this period and absorbs all events since the last, as a polling driver would.
     """
 
     def __init__(

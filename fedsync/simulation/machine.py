@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Piece: TypeAlias = tuple[float, float]
 
 MOST_FACTOR = 1000.0
-"""Largest factor of a trace. Larger values are probably speeds or per cent instead of multipliers."""
+"""Largest factor of a trace; larger values are probably speeds or per cent."""
 
 _NEVER: Piece = (math.inf, 1.0)
 _BLOCK = 16
@@ -36,11 +36,8 @@ _BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Speed multiplier over time: ``factors[i]`` holds from ``seconds[i]`` to the next time, the last for ever.
-
-    Args:
-        seconds: float64 [points], strictly ascending, from 0 on.
-        factors: float64 [points], non-negative; the last is positive, so that work ends.
+    """Speed multiplier over time: ``factors[i]`` holds from ``seconds[i]`` to the next time, the last for ever. Both
+    are float64 [points]: ``seconds`` strictly ascending, from 0 on; ``factors`` non-negative, the last positive.
     """
 
     seconds: Floats
@@ -48,10 +45,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """Read a CSV file with the columns ``seconds, factor``; raises `ConfigError` with the line of an invalid row.
-
-        The first factor also holds before its time.
-        """
+        """Read a CSV file with the columns ``seconds, factor``; `ConfigError` with the line of an invalid row."""
         try:
             with path.open(newline="", encoding="utf-8") as file:
                 rows = _rows(file, path)
@@ -103,10 +97,7 @@ def markov(config: MarkovConfig, silo: str, seed: int) -> Iterator[Piece]:
 
 
 def product(loads: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
-    """Yield the pieces of several simultaneous loads; their factors multiply.
-
-    Each load begins at 0 and ascends strictly; a load that ends keeps its last factor.
-    """
+    """Yield the pieces of simultaneous loads, whose factors multiply. A load begins at 0, and keeps its last factor."""
     factors = [next(load)[1] for load in loads]
     following = [next(load, _NEVER) for load in loads]
     now_s = 0.0
@@ -130,9 +121,8 @@ class Load:
         self._following = next(self._pieces, _NEVER)
 
     def ends(self, start_s: float, work_s: Floats) -> Floats:
-        """Return the end of work begun at ``start_s``, float64 [k], seconds since the start of the run.
-
-        ``start_s`` must not decrease between calls. ``work_s``, float64 [k], ascending, is seconds of work at factor 1.
+        """Return the end of work begun at ``start_s``, float64 [k], seconds since the start of the run. ``start_s``
+        must not decrease between calls. ``work_s``, float64 [k], ascending, is seconds of work at factor 1.
         """
         self._forget(start_s)
         # Rectangles from start_s on: begin of each, work done by then, and factor.
@@ -171,9 +161,8 @@ class Load:
 
 
 class Course(NamedTuple):
-    """End times of an order's local steps: ``begin_s + after_s[k]`` seconds since the run began.
-
-    The sum is not stored: orders of the same size share the array, and usually only its last element is needed.
+    """End times of an order's local steps: ``begin_s + after_s[k]`` seconds since the run began. The sum is not stored:
+    orders of the same size share the array, and usually only its last element is needed.
     """
 
     begin_s: float
@@ -185,7 +174,6 @@ class Course(NamedTuple):
 
     @property
     def ends(self) -> Floats:
-        """End of each step, float64 [steps]."""
         return self.begin_s + self.after_s
 
     def cut(self, steps: int) -> Course:
@@ -193,7 +181,7 @@ class Course(NamedTuple):
 
 
 def speed_windows(batch_size: int, start_s: float, ends: Floats) -> tuple[Window, ...]:
-    """Return the speed windows of a report for steps that end at ``ends``; load of other programs is not simulated."""
+    """Speed windows of a report for steps that end at ``ends``; other programs' load is not simulated."""
     steps = len(ends)
     marks = np.unique(np.linspace(0, steps, min(steps, MAX_WINDOWS) + 1).astype(np.int64))
     times = np.concatenate([[start_s], ends])[marks]

@@ -1,8 +1,7 @@
 """Rehearsal of a private run in virtual time: its orders are entered in ledgers in memory, and nothing is trained.
 
-The coordinator, the simulated machines and the silos' budget checks are those of the run. So a rehearsal has the
-balancer's batch sizes, the evaluations by sampled silos, and the orders of silos that leave and return. It has no
-scores, so stop rules that depend on scores do not end it.
+Coordinator, simulated machines and the silos' budget checks are those of the run. So a rehearsal has the balancer's
+batch sizes and the evaluations by sampled silos, but no scores: stop rules that depend on scores do not end it.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from fedsync.train.silo_trainer import Outcome
 
 @dataclass
 class RehearsedSilo:
-    """Worker that spends a silo's budget without training; see `fedsync.simulation.engine.Worker`.
-
-    ``rates`` are the sampling rates of its steps. It ``ran_out`` if its budget had no room for an order.
+    """Worker that spends a silo's budget without training; see `fedsync.simulation.engine.Worker`. ``rates`` are the
+    sampling rates of its steps. It ``ran_out`` if its budget had no room for an order.
     """
 
     guard: PrivacyGuard
@@ -74,9 +72,8 @@ class _NoFiles:
 
 
 def rehearse(config: StrategyConfig, cluster: ClusterConfig, silos: Mapping[str, RehearsedSilo]) -> None:
-    """Let ``silos`` spend what the run costs them, to its end or until too few of them are left.
-
-    A silo with a validation split also spends a score of the best version, which a rehearsal does not know.
+    """Let ``silos`` spend what the run costs them, to its end or until too few of them are left. A silo with a
+    validation split also spends a score of the best version, which a rehearsal does not know.
     """
     machines = {silo.name: Machine(silo, config.seed) for silo in cluster.silos}
     coordinator = Coordinator(config.policies(cluster.at_start))

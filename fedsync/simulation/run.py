@@ -47,9 +47,9 @@ def run_virtual(
 ) -> dict[str, Any]:
     """Run a strategy on simulated machines with real training, and with real keys under encryption; return the summary.
 
-    ``target_accuracy`` is for ``seconds_to_target``, by default the stop rules' target. ``listeners`` are called after
-    every journal entry. For ``poll_s`` see `VirtualDriver`. Raises `ConfigError` if strategy and silos do not fit
-    together, and `RunError` if the run could not reach its end.
+    ``target_accuracy`` is for ``seconds_to_target``, by default the stop rules' target. For ``poll_s`` see
+    `VirtualDriver`. Raises `ConfigError` if strategy and silos do not fit together, `RunError` if the run could not
+    reach its end.
     """
     keys, rings = _keys(config, cluster)
     with claimed(out) as folder:
@@ -128,9 +128,8 @@ def _drive(
 def _sessions(
     spec: RunSpec, needed: int, rings: Mapping[str, Ring]
 ) -> tuple[dict[str, SiloSession], dict[str, Refused]]:
-    """Return the sessions of silos that take part, and the answers of silos that refuse the run, by name.
-
-    Raises `RunError` if fewer than ``needed`` take part; `ConfigError` if no owner but the user's input is the reason.
+    """Return the sessions of silos that take part, and the answers of silos that refuse the run, by name. Raises
+    `RunError` if fewer than ``needed`` take part; `ConfigError` if no owner but the user's input is the reason.
     """
     text, workers, errors = spec.dump(), dict[str, SiloSession](), dict[str, ConfigError | UserCodeError]()
     for index, silo in enumerate(spec.emulate):
@@ -156,7 +155,6 @@ def _sessions(
 
 
 def _of_other_form(workers: Mapping[str, SiloSession]) -> dict[str, ProtocolError]:
-    """Return errors of silos whose model or table has another form than the first silo's, by name."""
     found, form = dict[str, ProtocolError](), None
     for name, worker in workers.items():
         form = form or CommonForm(worker.layout, worker.form.frozen)

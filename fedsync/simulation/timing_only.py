@@ -1,7 +1,4 @@
-"""Simulation of timing only: clock, silos and all decisions, but no model, data or training.
-
-Use: studies of progress with up to 100,000 silos. This module does not import torch.
-"""
+"""Simulation of timing only, up to 100,000 silos: clock, silos and all decisions, but no model, data or torch."""
 
 from __future__ import annotations
 
@@ -41,9 +38,8 @@ _IN_THE_CLEAR, _NOTHING = PlainReplica(0), Untrained()
 
 @dataclass(frozen=True, slots=True)
 class TimingWorker:
-    """Worker that trains nothing: every order counts as complete, and accuracy is unknown.
-
-    With ``tells`` it reports the received bytes, like a silo that receives only the changes of the model.
+    """Worker that trains nothing: every order counts as complete, and accuracy is unknown. With ``tells`` it reports
+    the received bytes, like a silo that receives only the changes of the model.
     """
 
     facts: SiloFacts
@@ -62,10 +58,7 @@ class TimingWorker:
 
 
 class NoAggregator(InTheClear):
-    """Aggregator substitute with the size of a model (whole float32 values), but without values.
-
-    With ``controls``, each download includes control variates of the model's size.
-    """
+    """Aggregator substitute with a model's size, but no values; with ``controls``, downloads add as many bytes."""
 
     def __init__(self, nbytes: int, wire: Wire | None = None, *, controls: bool = False) -> None:
         wire = wire or Wire()
@@ -112,7 +105,6 @@ class NoAggregator(InTheClear):
 
 @lru_cache
 def _zeros(nbytes: int) -> Payload:
-    """Return ``nbytes`` zeros that share one byte of memory."""
     return np.broadcast_to(np.uint8(0), (nbytes,))
 
 
@@ -129,10 +121,8 @@ def run_timing(
 ) -> dict[str, Any]:
     """Run a strategy on simulated machines without training; return the summary, with accuracy and loss None.
 
-    Args:
-        config: the strategy; its task is ignored, and so is ``target_accuracy``.
-        model_bytes: size of the model and of an update, for machines with a bandwidth [bytes].
-        journal: see `Recorder`; without a journal, a run is several times faster and needs little memory and disk.
+    ``target_accuracy`` and the strategy's task are ignored. ``model_bytes`` is the size of the model and of an update.
+    Without ``journal``, a run is several times faster and needs little memory and disk; see `Recorder`.
 
     Raises:
         ConfigError: strategy and silos do not fit together, or a stop rule needs the training loss.

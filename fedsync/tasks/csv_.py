@@ -53,8 +53,6 @@ class CsvTask(Task):
     - text: 8 features, one-hot by the hash of the cell, so that silos need no common vocabulary.
 
     `fedsync.model.table_columns` defines gaps. Training rows are the rows in neither the test nor the validation split.
-    A silo reads only its own file.
-
     Without ``positive_above``, targets are the integers ``0 .. classes - 1``, or the declared categories. Arguments not
     listed here are keys of the task in a strategy file.
 
@@ -66,9 +64,8 @@ class CsvTask(Task):
             invalid cell is a gap, and an invalid target is class 0. The number of a row decides its split. So no cell
             decides the kind of a column, the split of another row, or whether the table is usable.
 
-    Raises:
-        ConfigError: an option is out of range (constructor); a file has an error, named with its line or column
-            (`data`); no file was read yet (`model`).
+    Raises `ConfigError` if an option is out of range, a file has an error (`data` names line or column), or `model` is
+    called before a file was read.
     """
 
     def __init__(
@@ -160,7 +157,6 @@ class CsvTask(Task):
         return self._read[1] if self._read is not None and self._read[0] == slot else self._rows(slot).form
 
     def columns(self, slot: SiloSlot) -> Columns:
-        """Cells of the training rows; other rows are not disclosed."""
         rows = self._rows(slot)
         train = rows.train
         numbers = {one.name: one.values[train] for one in rows.columns if one.kind == "number"}
@@ -249,9 +245,8 @@ class CsvTask(Task):
 
 
 def look_at(make: Callable[[], CsvTask], silos: Sequence[str], seed: int) -> list[str]:
-    """Describe the inferred column kinds of emulated silos in one line for people.
-
-    Raises `ConfigError`, with silo and column, if a table cannot be read or its columns differ from the first silo's.
+    """Describe the inferred column kinds of emulated silos in one line for people; `ConfigError`, with silo and column,
+    if a table is unreadable or its columns differ from the first silo's.
     """
     first: TableForm = ()
     gaps: Counter[str] = Counter()

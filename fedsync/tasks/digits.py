@@ -47,10 +47,8 @@ class DigitsTask(ShippedTask):
     at the end. None: the test samples evaluate every round."""
 
     def model(self) -> nn.Module:
-        """Two convolutions and a dense layer.
-
-        Group norm keeps training stable if silos hold different classes. Batch norm would not: its statistics describe
-        the silo, not the model.
+        """Two convolutions and a dense layer. Group norm keeps training stable if silos hold different classes; the
+        statistics of batch norm would describe the silo, not the model.
         """
         from torch import nn
 

@@ -28,10 +28,8 @@ _ROUNDING = 1e-12
 class Column:
     """Column of a silo's table, read by its rule.
 
-    Args:
-        values: float64 [rows], NaN for a gap: numbers, or for categories and texts the index of the feature that is 1.
-        width: number of features.
-        form: description that must be equal at all silos.
+    ``values`` are float64 [rows], NaN for a gap: numbers, or for categories and texts the index of the feature that is
+    1. ``width`` is the number of features; ``form`` must be equal at all silos.
     """
 
     name: str
@@ -46,11 +44,10 @@ class Column:
 
 
 def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool, by_row: bool = False) -> Column:
-    """Read a column by its rule; with ``named``, the run knows the column's name, so errors may quote it.
+    """Read a column by its rule; `ConfigError` with column and line if a cell does not fit.
 
-    With ``by_row``, the rule alone decides the kind; a column without a rule is a number, and a misfit cell is a gap.
-
-    Raises `ConfigError` with column and line if a cell does not fit.
+    With ``named``, the run knows the column's name, so errors may quote it. With ``by_row``, the rule alone decides the
+    kind; a column without a rule is a number, and a misfit cell is a gap.
     """
     codes, cells = pd.factorize(table.cells[name])
     if by_row and rule.kind is None and not rule.categories:
@@ -103,9 +100,8 @@ def encode(
 
 
 def standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Impute and standardise by the rows ``train``, float64 [n].
-
-    A column that is constant or all gaps in these rows becomes the difference from the constant (0 in these rows).
+    """Impute and standardise by the rows ``train``, float64 [n]. A column that is constant or all gaps in these rows
+    becomes the difference from the constant (0 in these rows).
     """
     known = values[train][~np.isnan(values[train])]
     values = np.where(np.isnan(values), np.median(known) if known.size else 0.0, values)

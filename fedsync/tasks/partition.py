@@ -1,8 +1,7 @@
 """Partitions: divisions of one data set among silos.
 
-Partitions by class use flwr-datasets; seeds and checks are FedSync's own. The partitioners of flwr-datasets get an
-in-memory table of (row, class), without network or disk. Importing flwr-datasets loads 800 modules in a second and a
-half, so equal shares do not use it.
+Partitions by class use flwr-datasets on an in-memory table of (row, class), with FedSync's seeds and checks. Importing
+flwr-datasets loads 800 modules in a second and a half, so equal shares do not use it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class Partition(DataPart):
     @abstractmethod
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         """Sorted row numbers of each of ``count`` silos, disjoint, none empty; the run's ``seed`` determines the draw.
-
         ``labels`` are the classes of the rows, int64 [n]. Raises `ConfigError` if the division is impossible.
         """
 
@@ -44,10 +42,7 @@ class Partition(DataPart):
 @register("iid")
 @dataclass(frozen=True, slots=True)
 class Iid(Partition):
-    """A random share of the samples for every silo.
-
-    Sizes differ by at most one.
-    """
+    """A random share of the samples for every silo."""
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedsync.tasks.task_protocol import SiloSlot
 
 Targets = NDArray[np.int64] | NDArray[np.float32]
-"""Classes, or numbers."""
 
 _STRATA = 10
 

@@ -86,7 +86,6 @@ class Task(ABC):
 
     def persons(self, slot: SiloSlot, column: str) -> NDArray[np.int64]:
         """Number of the person behind each training sample, int64 [n]; ``column`` is the owner's ``person_column``.
-
         Default: `ConfigError`, so that no run counts a person's samples as different persons'.
         """
         problem = "the task does not tell which samples are of one person"
@@ -114,9 +113,8 @@ class Task(ABC):
         return None
 
     def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed loss and number of correct predictions over the batch, both scalars.
-
-        Sums, not means, so that batches and silos can be pooled. Default: `assess` of `predict`.
+        """Summed loss and number of correct predictions over the batch, both scalars: sums, not means, so that batches
+        and silos can be pooled. Default: `assess` of `predict`.
         """
         return self.assess(*self.predict(model, batch))
 
@@ -132,9 +130,5 @@ class Task(ABC):
         return cross_entropy(outputs, targets, reduction="sum"), (outputs.argmax(dim=1) == targets).sum()
 
     def metrics(self) -> tuple[AnyMetric, ...]:
-        """Metrics of `predict` at every evaluation, beside loss and score; see `fedsync.tasks.metrics`.
-
-        Default: none. Shipped tasks with classes have accuracy, balanced accuracy and F1, and score metrics for two
-        classes; tasks that predict numbers have MAE, RMSE and R2.
-        """
+        """Metrics of `predict` at each evaluation, beside loss and score; see `fedsync.tasks.metrics`. Default: ()."""
         return ()

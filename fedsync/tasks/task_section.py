@@ -51,9 +51,8 @@ class TaskSection(DataPart):
         return self.build()
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
-        """Return notes for the operator on the data of emulated silos, by silo and name, before a run.
-
-        Raises `ConfigError` if a silo's data cannot be read, or differ in meaning from the data of other silos.
+        """Return notes for the operator on the data of emulated silos, by silo and name, before a run; `ConfigError` if
+        a silo's data cannot be read, or differ in meaning from other silos' data.
         """
         return []
 

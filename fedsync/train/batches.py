@@ -26,10 +26,8 @@ T = TypeVar("T")
 class Sampler:
     """Sampler that walks over one seeded permutation of the samples after another; each silo has its own.
 
-    Stateless except for a cache: cursor and count determine the samples. A failed order can therefore be repeated,
-    and the samples that an early stop left out come first in the next order.
-
-    Source: A-BSP, section 3.3.1 (unprocessed data first).
+    Stateless except for a cache: the cursor determines the samples. A failed order can therefore be repeated, and
+    samples that an early stop left out come first in the next order (A-BSP, section 3.3.1: unprocessed data first).
     """
 
     def __init__(self, examples: int, seed: int, silo: str) -> None:
@@ -40,10 +38,8 @@ class Sampler:
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def take(self, cursor: Cursor, count: int) -> tuple[NDArray[np.int64], Cursor]:
-        """Return the next ``count`` sample numbers, int64 [count], and the cursor after them.
-
-        The numbers are a view of the permutation: do not write to them. A batch may span epochs. A cursor past the
-        end, from before the silo lost data, starts the next epoch. Raises ValueError if ``count`` is below 1.
+        """Return the next ``count`` >= 1 sample numbers, int64 [count], read-only, and the cursor after them. A batch
+        may span epochs. A cursor past the end, from before the silo lost data, starts the next epoch.
         """
         if count < 1:
             raise ValueError(f"a batch needs at least one sample, not {count}")
@@ -57,7 +53,6 @@ class Sampler:
         return (parts[0] if len(parts) == 1 else np.concatenate(parts)), self.after(cursor, count)
 
     def after(self, cursor: Cursor, count: int) -> Cursor:
-        """Return the cursor after ``count`` more samples, without drawing them."""
         if not count:
             return cursor
         start = cursor if cursor.position < self._examples else Cursor(cursor.epoch + 1)
@@ -65,9 +60,8 @@ class Sampler:
         return Cursor(start.epoch + epochs, position)
 
     def walk(self, cursor: Cursor, batch_size: int, piece: int) -> Iterator[Piece]:
-        """Yield batches without end, in pieces of at most ``piece``, each with its own seed.
-
-        For reading ahead. Use a separate sampler, because a sampler caches only one permutation.
+        """Yield batches without end, in pieces of at most ``piece``, each with its own seed, for reading ahead. Use a
+        separate sampler, because a sampler caches only one permutation.
         """
         seed = derive_seed(self._seed, Stream.FETCHING, self._silo)
         while True:
@@ -135,9 +129,8 @@ class SampleReader:
 
 
 class WorkersReader(SampleReader):
-    """Reader with worker processes, at least one, that read ahead into ``pinned`` memory if wanted.
-
-    When memory limits split an announced batch into smaller pieces, this process reads the pieces itself.
+    """Reader with worker processes, at least one, that read ahead, into ``pinned`` memory if wanted. When memory limits
+    split an announced batch into smaller pieces, this process reads the pieces itself.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, workers: int, *, pinned: bool) -> None:
@@ -162,10 +155,7 @@ class WorkersReader(SampleReader):
 
 
 class CollatedBatches(Batches):
-    """Batches that a reader reads and that move to the device one at a time.
-
-    From the pinned memory of loader workers they move while the device computes.
-    """
+    """Batches that a reader reads and that move to the device one at a time, pinned ones while the device computes."""
 
     def __init__(self, reader: SampleReader, device: torch.device) -> None:
         self._reader = reader
@@ -187,9 +177,8 @@ class CollatedBatches(Batches):
 def batches_of(
     dataset: Dataset[Any], device: torch.device, collate: Collate = default_collate, workers: int = 0
 ) -> Batches:
-    """Choose the fastest way to cut ``dataset`` into batches.
-
-    Only a plain `TensorDataset` with the default ``collate`` is kept on the device: a subclass may index differently.
+    """Choose the fastest way to cut ``dataset`` into batches. Only a plain `TensorDataset` with the default ``collate``
+    is kept on the device: a subclass may index differently.
     """
     if type(dataset) is TensorDataset and collate is default_collate:
         return TensorBatches(dataset, device)
@@ -232,8 +221,8 @@ _PRECISION = 16
 def largest_fit(fits: Callable[[int], bool], most: int, go_on: Callable[[], bool]) -> int | None:
     """Find the largest size up to ``most`` that fits, to within a sixteenth: doubling from 1, then bisection.
 
-    ``go_on`` is called before each size but the first; False ends the search. Returns a size that was tried and fits, 0
-    if size 1 does not fit, or None if no size has failed.
+    Returns a size that was tried and fits, 0 if size 1 does not fit, or None if no size has failed. ``go_on`` is called
+    before each size but the first; False ends the search.
     """
     fitting, failing = 0, 1
     while fits(failing):
@@ -262,10 +251,8 @@ class BatchCap:
     def search(
         self, work: Callable[[int], object], reset: Callable[[], None], most: int, go_on: Callable[[], bool]
     ) -> int | None:
-        """Find `largest` by whole steps over a number of samples; see `largest_fit`.
-
-        ``reset`` undoes the effects of ``work`` and frees memory. Raises any error of ``work``, except out-of-memory
-        errors for more than one sample.
+        """Find `largest` by whole steps over a number of samples; see `largest_fit`. ``reset`` undoes the effects of
+        ``work`` and frees memory. Raises all errors of ``work``, except out of memory for more than one sample.
         """
 
         def fits(size: int) -> bool:
@@ -291,14 +278,13 @@ class BatchCap:
         return found
 
     def piece(self, count: int) -> int:
-        """Number of samples to work off at once, out of ``count``."""
         return count if self.largest is None else min(count, self.largest)
 
     def work_off(self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None]) -> list[T]:
         """Return the results of ``work`` on pieces of ``rows``, int64 [n >= 1], that fit.
 
-        ``work`` gets a piece and its share of ``rows``. If memory runs out, ``reset`` undoes its effects, and it is
-        called again for all rows, in smaller pieces, as long as there are any. All other errors are raised.
+        ``work`` gets a piece and its share of ``rows``. If memory runs out, ``reset`` undoes its effects, and all rows
+        are repeated in smaller pieces. All other errors are raised.
         """
         count = len(rows)
         while True:

@@ -17,7 +17,6 @@ from fedsync.train.batches import Batches
 from fedsync.train.machine.device import is_out_of_memory
 
 FEW = 2
-"""Held-out samples on which the score function is tried."""
 
 
 def check_data(data: object) -> SiloData:

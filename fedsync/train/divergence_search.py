@@ -1,7 +1,7 @@
-"""Search for the first NaN or infinity in training: the order is repeated with checks of every step.
+"""Search for the first NaN or infinity in training.
 
-Training itself runs without checks, so checks cost nothing in the normal case. Only an order whose loss or update is
-not finite is repeated, with the same model, seed and samples. Then torch hooks check every step:
+Only an order whose loss or update is not finite is repeated, with the same model, seed and samples; training itself
+runs without checks. Then torch hooks check every step:
 
 | what | checked | is the first cause if |
 |---|---|---|

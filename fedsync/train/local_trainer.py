@@ -38,15 +38,12 @@ _LARGE_BYTES = 2**25
 """Model size from which heap cleanup after training, about ten milliseconds, is worth its time [bytes]."""
 
 BeginPace = Callable[[], Pace]
-"""Starts the clock of an order's first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """Result of an order's steps.
-
-    ``loss`` is the mean over the steps, None if training code reports none. ``cursor`` is for the next order, and
-    ``batch_cap`` the largest batch that fits the memory [samples], if memory ran out.
+    """Result of an order's steps: mean ``loss`` over the steps, None if training code reports none; ``cursor`` for the
+    next order; ``batch_cap``, the largest batch that fits the memory [samples], if memory ran out.
     """
 
     pace: Pace
@@ -79,10 +76,8 @@ class ModelKeeper(Protocol):
     def layout(self) -> Layout: ...
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
-        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.
-
-        The file includes frozen parts, and private parts from ``private`` (`Cursor.private` of an order), else as
-        built.
+        """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it, with frozen
+        parts, and with private parts from ``private`` (`Cursor.private`), else as built.
         """
 
 
@@ -101,7 +96,6 @@ class MeanLoss:
             self._fold()
 
     def mean(self) -> float | None:
-        """Mean of all added losses; None if none was added."""
         self._fold()
         return float(self._sum) / self._count if self._count else None
 
@@ -113,9 +107,8 @@ class MeanLoss:
 
 
 class LocalTrainer(ABC):
-    """Base of trainers of one silo; model and data stay on the device between orders.
-
-    Not thread-safe: torch has one generator per process.
+    """Base of trainers of one silo; model and data stay on the device between orders. Not thread-safe: torch has one
+    generator per process.
     """
 
     def __init__(
@@ -138,7 +131,6 @@ class LocalTrainer(ABC):
         self.table: TableForm | None = None
         """Columns of the silo's table, which must be equal at all silos; None for other data."""
         self.private_names: tuple[str, ...] = ()
-        """See `TrainerFacts`."""
         self.judged: JudgedSamples | None = None
         """Per-sample results of the last evaluation on the test split; None if unknown."""
 
@@ -153,7 +145,7 @@ class LocalTrainer(ABC):
     @property
     @abstractmethod
     def examples(self) -> int:
-        """Number of training samples that the silo holds."""
+        """Number of training samples."""
 
     @abstractmethod
     def initial_model(self) -> Vector:
@@ -221,8 +213,7 @@ class LocalTrainer(ABC):
         Args:
             throttle: machine to emulate; its sleeps count as compute time.
             watch: called after each step; its time counts as compute time, so the call should be quick.
-            correction: added to the gradient of each step, float32 [layout.size]; see
-                `fedsync.model.control_variates`.
+            correction: added to the gradient of each step, float32 [layout.size]; see `fedsync.model.control_variates`.
 
         Raises:
             ValueError: the base has the wrong length or is not finite, or the batch is empty.
@@ -305,10 +296,8 @@ class LocalTrainer(ABC):
         return self._attempt(lambda: self.evaluate(model, cursor, split))
 
     def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
-        """Loss and score of ``model``, float32 [layout.size], on a split, or on the test split without such a split.
-
-        ``cursor`` has the state after the last order. Raises `ValueError` if the model has the wrong length or is not
-        finite.
+        """Loss and score of ``model``, float32 [layout.size], on a split, or on the test split without such a split;
+        `ValueError` for a wrong length or a value that is not finite. ``cursor`` has the state after the last order.
         """
         self._set_threads()
         self._weights.load(model)

@@ -40,9 +40,9 @@ _ROWS_AT_A_TIME = 64
 class Trainer(LocalTrainer):
     """Trainer of a task.
 
-    The result depends only on order, base and cursor, bit for bit, and on no earlier order. Two exceptions: running
-    out of memory changes how sums are split, and a budget is measured in real seconds. Raises `ConfigError` for an
-    unknown device or model part (``run`` names parts), an unsupported option, or without a training sample.
+    The result depends only on order, base and cursor, bit for bit, and on no earlier order. Two exceptions: running out
+    of memory changes how sums are split, and a budget is measured in real seconds. Raises `ConfigError` for an unknown
+    device or model part (``run`` names parts), an unsupported option, or without a training sample.
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -116,9 +116,8 @@ class Trainer(LocalTrainer):
     def find_batch_cap(self, limit_s: float = 10.0) -> int | None:
         """Find the largest batch that fits the memory [samples], with whole steps over batches of growing size.
 
-        Later batches are cut to that size. On a CPU memory is rarely the limit, and the system may kill the process.
-        Returns None if all of the silo's samples fit, or all sizes that were tried in ``limit_s``. Raises
-        `RuntimeError` if a single sample does not fit.
+        Later batches are cut to that size. None if all of the silo's samples fit, or all sizes that were tried in
+        ``limit_s``. `RuntimeError` if a single sample does not fit. On a CPU, the system may kill the process.
         """
         end_s = perf_counter() + limit_s
 
@@ -160,10 +159,7 @@ class Trainer(LocalTrainer):
         return LoopResult(pace, losses.mean() or 0.0, left, {}, self._cap.largest)
 
     def _draw(self, order: WorkOrder, cursor: Cursor) -> Iterator[Tensor]:
-        """Yield the sample numbers of each step, int64 [n].
-
-        They are drawn for many steps at a time: drawing evicts the network from the CPU caches.
-        """
+        """Yield each step's sample numbers, int64 [n], drawn for many steps at once: drawing evicts the CPU caches."""
         left = order.max_steps
         while left:
             steps = min(left, _ROWS_AT_A_TIME)
@@ -194,16 +190,12 @@ class Trainer(LocalTrainer):
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _hold_back(self, base: list[Tensor]) -> None:
-        """Add the gradient of ``mu / 2 * |w - base|^2``, which is ``mu (w - base)``; the loss excludes this term.
-
-        Source: FedProx (Li et al. 2020, arXiv:1812.06127), equation 2.
-        """
+        """Add the gradient of ``mu / 2 * |w - base|^2`` (FedProx, Li et al. 2020, arXiv:1812.06127, equation 2)."""
         for parameter, start in zip(self._parameters, base, strict=True):
             if parameter.grad is not None:  # a parameter without a gradient has not moved
                 parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
 
     def _backward(self, rows: Tensor, share: float) -> Tensor:
-        """Compute the gradients of one piece of `_gradients`; ``share``: the piece's share of the batch."""
         batch = self._samples.take(rows)
         with self._precision.forward():
             loss = self._task.loss(self._model, batch)
@@ -251,7 +243,6 @@ class Trainer(LocalTrainer):
         devices.free_cache(self._device)
 
     def _renew_optimizer(self, learning_rate: float) -> None:
-        """Reset the optimizer, so that no state of earlier orders remains."""
         self._precision.renew()
         if self._starts_empty:
             self._optimizer.state.clear()

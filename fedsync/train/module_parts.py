@@ -18,10 +18,7 @@ _SPAN = 2**20
 
 
 def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, place: str = "task, parts()") -> Parts:
-    """Divide a module into parts; arguments and errors as in `fedsync.model.tensor_parts.divide`.
-
-    Also raises `ConfigError` if a tensor has no shape yet, or a shared tensor is not finite.
-    """
+    """Divide a module as in `divide`; also `ConfigError` for a tensor without a shape, or a shared one not finite."""
     check_built(module)
     state = module.state_dict(keep_vars=True)
     facts = {name: TensorFacts(id(tensor), _trained(tensor)) for name, tensor in state.items()}
@@ -50,9 +47,8 @@ def _trained(tensor: Tensor) -> bool:
 
 
 class FrozenTensors:
-    """Tensors that stay as they were built or loaded; frozen parameters lose their gradient here.
-
-    A forward pass may change buffers, such as running means; every order starts with their original values.
+    """Tensors that stay as they were built or loaded; frozen parameters lose their gradient here. A forward pass may
+    change buffers, such as running means; every order starts with their original values.
     """
 
     def __init__(self, module: nn.Module, names: Collection[str]) -> None:
@@ -104,7 +100,6 @@ class ModelParts:
         return self._frozen.digest
 
     def restore(self, kept: bytes = b"") -> None:
-        """Prepare an order or evaluation: private tensors from ``kept``, frozen tensors as built."""
         self._private.restore(kept)
         self._frozen.restore()
 
@@ -152,9 +147,8 @@ class PrivateParts:
         self._initial = {name: _raw(state[name]).clone() for name in names}
 
     def keep(self) -> bytes:
-        """Serialise the current values: a line of JSON with names, types and shapes, then all values in order.
-
-        Raises `Diverged` if a value is not finite, and `ConfigError` if the values exceed `MOST_BYTES`.
+        """Serialise the current values: a line of JSON with names, types and shapes, then all values in order. Raises
+        `Diverged` if a value is not finite, and `ConfigError` if the values exceed `MOST_BYTES`.
         """
         if not self.names:  # most models; saves the time of building the state dict
             return b""
@@ -204,5 +198,4 @@ def _about(name: str, tensor: Tensor) -> list[object]:
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """Bytes of a tensor, uint8 [bytes], on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -78,11 +78,9 @@ _UNFIT = {"Optimizer", "LBFGS", "SparseAdam"}
 """The base class, an optimizer that needs a closure, and one that needs sparse gradients."""
 
 _OURS = {"self", "params", "lr", "differentiable", "capturable"}
-"""Keywords that the loop sets."""
 
 
 def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
-    """Optimizers that fit the local loop, by lower-case name."""
     found = {name: each for name, each in vars(torch.optim).items() if isinstance(each, type)}
     return {name.lower(): each for name, each in found.items() if name not in _UNFIT}
 
@@ -98,10 +96,7 @@ def keywords_of(kind: str) -> list[str]:
 def make_optimizer(
     kind: str, keywords: Mapping[str, Any], parameters: Iterable[nn.Parameter], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Make an optimizer; keywords not given have PyTorch's defaults.
-
-    Raises `ConfigError` for an unknown optimizer or keyword, or if PyTorch refuses a value or the parameters.
-    """
+    """Make an optimizer; `ConfigError` for an unknown kind or keyword, or a value that PyTorch refuses."""
     allowed = keywords_of(kind)
     for name in keywords:
         if name not in allowed:

@@ -1,8 +1,4 @@
-"""Clock of one order: times each local step, decides whether another step may begin, and measures the machine's load.
-
-The shipped loop and a user's own loop share this clock. Budgets, halts, emulated machines and speed reports therefore
-mean the same in both.
-"""
+"""Clock of one order: times each local step, decides whether another may begin, and measures the machine's load."""
 
 from __future__ import annotations
 
@@ -26,9 +22,8 @@ logger = foreign.logger(__name__)
 
 
 class Pace:
-    """Clock that starts at construction; call `step` after each local step and `finish` after the last.
-
-    A GPU is synchronised only at the ends of windows, unless a budget or a throttle needs each step's time.
+    """Clock that starts at construction; call `step` after each local step and `finish` after the last. A GPU is
+    synchronised only at the ends of windows, unless a budget or a throttle needs each step's time.
     """
 
     def __init__(
@@ -43,7 +38,6 @@ class Pace:
         self.compute_s = 0.0
         self.windows: tuple[Window, ...] = ()
         self.untimed_s = 0.0
-        """Time that is not training; see `untimed` [s]."""
         self._inside = False
         self._order = order
         self._device = device
@@ -128,7 +122,6 @@ class BatchSizes:
         self._told = False
 
     def check(self, pace: Pace, follows: bool, problem: str) -> dict[str, float]:
-        """Return the metric for the order's report: empty if batch sizes are right."""
         if follows:
             return {}
         if not self._told:
@@ -176,10 +169,10 @@ class MachineProbe:
 
 
 class Series:
-    """Time series of one order, with at most 64 windows.
+    """Time series of one order, with at most 64 windows; the probe is read once per window.
 
     A window closes at the first step boundary 50 ms after it opened. At 64 windows, neighbours merge and the window
-    length doubles, so any order gives a series of bounded size. The probe is read once per window.
+    length doubles, so any order gives a series of bounded size.
     """
 
     def __init__(self, probe: MachineProbe, now_s: float) -> None:

@@ -37,7 +37,6 @@ class TrainerFacts:
     """Facts of a built trainer.
 
     Args:
-        layout: layout of the tensors that travel.
         frozen: SHA-256 of the model's frozen tensors, hexadecimal; empty if no tensor is frozen.
         kept_names: names of the tensors that do not travel.
         table: columns of the silo's table, which must be equal at all silos; None for other data.
@@ -82,10 +81,8 @@ class RunOptions(TypedDict, total=False):
 
 
 class SiloTrainer(Protocol):
-    """Trainer of one silo; not thread-safe.
-
-    `fedsync.train.local_trainer.LocalTrainer` trains in this process, `fedsync.silo.room.process.TrainingProcess`
-    in another. Any method may raise `UserCodeError` or `ConfigError`, because methods run user code.
+    """Trainer of one silo, in this process (`LocalTrainer`) or another (`TrainingProcess`); not thread-safe. Any method
+    may raise `UserCodeError` or `ConfigError`, because methods run user code.
     """
 
     @property
@@ -104,7 +101,7 @@ class SiloTrainer(Protocol):
         """Train by DP-SGD from now on, as soon as the settings have a noise; return the number of the silo's units."""
 
     def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **options: Unpack[RunOptions]) -> Outcome:
-        """Carry out an order; see `fedsync.train.local_trainer.LocalTrainer.run`."""
+        """See `fedsync.train.local_trainer.LocalTrainer.run`."""
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
         """Loss and score of ``model``, float32 [layout.size], on a split; None if the evaluation fails."""
@@ -179,5 +176,5 @@ class Throttle:
     fastest_ratio: float
 
     def sleep_s(self, batch_size: int, raw_s: float) -> float:
-        """Seconds to add to a step over ``batch_size`` samples that took ``raw_s`` seconds; never negative."""
+        """Seconds to add to a step that took ``raw_s`` seconds; never negative."""
         return max(self.curve.step_s(batch_size), raw_s * self.fastest_ratio) - raw_s

@@ -35,7 +35,6 @@ _SAME_TASK = "Name a model of the same task"
 
 @cache
 def say_rounded(names: tuple[str, ...]) -> None:
-    """Warn, once per process, that these float64 tensors lose digits on the way."""
     if names:
         some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         problem = "float64 in the model travels as float32, with 7 digits (1 + 1e-8 arrives as 1): %s"
@@ -110,7 +109,6 @@ class Weights:
         return self._module.state_dict()
 
     def _tensors(self) -> list[Tensor]:
-        """Tensors that travel, in the layout's order, read from the module at each call."""
         if self._by_path:
             return [path(self._module).detach() for path in self._paths]
         state = self._module.state_dict()
@@ -125,15 +123,11 @@ def _is_at(path: attrgetter[Tensor], module: nn.Module, tensor: Tensor) -> bool:
 
 
 def _set(tensor: Tensor, values: Tensor) -> None:
-    """Set a tensor from float32 values of its shape; rounds ``values`` in place for integer tensors."""
     tensor.copy_(values if tensor.is_floating_point() else values.round_())
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
-    """Build the task's module on the CPU; every silo of a run with this seed builds the same module.
-
-    Raises `ConfigError` if the model does not fit this machine's memory.
-    """
+    """Build the task's module on the CPU, equal for all silos with this seed; `ConfigError` if memory is too small."""
     with seeded(torch.device("cpu"), derive_seed(seed, Stream.MODEL)), FittingModel():
         return task.model()
 
@@ -171,9 +165,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
-    """Load the shared part of a model from a file, float32 [layout.size]; tensors are matched by name.
-
-    ``known`` names all tensors of the model. Raises `ConfigError` if the file is not a state dict, or does not fit.
+    """Load the shared part of a model from a file, float32 [layout.size]; tensors are matched by name. ``known`` names
+    all tensors of the model. Raises `ConfigError` if the file is not a state dict, or does not fit.
     """
     arrays = {name: tensor.to(torch.float32).numpy() for name, tensor in read_state(path).items()}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -256,9 +249,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:
 
 
 def save_state(path: Path, state: Mapping[str, Tensor], mode: int | None = None) -> None:
-    """Write a state dict, as ``torch.load(path, weights_only=True)`` reads it on any machine; the write is atomic.
-
-    ``mode`` is the file's; None for the process's default. Raises `ConfigError` if the file cannot be written.
+    """Write a state dict atomically, as ``torch.load(path, weights_only=True)`` reads it on any machine. ``mode`` is
+    the file's, None for the default; `ConfigError` if the file cannot be written.
     """
     with written_atomically(path, mode) as file:
         torch.save(_on_cpu(state), file)

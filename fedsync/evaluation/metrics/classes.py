@@ -28,9 +28,8 @@ MOST_CONFUSED = 32
 
 @dataclass(frozen=True)
 class ClassCounts(Statistic):
-    """Predictions by class: a confusion matrix [classes, classes], with true classes as rows.
-
-    Beyond `MOST_CONFUSED` classes it is [3, classes]: right predictions, predictions and samples of each class.
+    """Predictions by class: a confusion matrix [classes, classes], with true classes as rows. Beyond `MOST_CONFUSED`
+    classes it is [3, classes]: right predictions, predictions and samples of each class.
     """
 
     classes: int
@@ -114,9 +113,8 @@ class Recall(ArrayMetric[ClassCounts]):
 
 @dataclass(frozen=True, slots=True)
 class F1(ArrayMetric[ClassCounts]):
-    """Harmonic mean of precision and recall, ``2 right / (predicted + samples)``.
-
-    With ``macro`` it is the mean over classes with samples or predictions; else the value of class 1 of two.
+    """Harmonic mean of precision and recall, ``2 right / (predicted + samples)``. With ``macro`` it is the mean over
+    classes with samples or predictions; else the value of class 1 of two.
     """
 
     macro: bool = True

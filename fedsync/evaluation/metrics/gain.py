@@ -1,8 +1,7 @@
 """Paired confidence intervals of the gain of one model over another, from bootstrap or jackknife on the same samples.
 
-A sample that is easy for one model is mostly easy for the other. So the difference of two metrics is more certain than
-their separate intervals suggest. Only the silo, which has the samples, can compute the interval of the difference, and
-only this interval leaves the silo.
+A sample that is easy for one model is mostly easy for the other, so the difference of two metrics is more certain than
+their separate intervals suggest. Only the silo has the samples and can compute this interval; only it leaves the silo.
 """
 
 from __future__ import annotations
@@ -33,14 +32,10 @@ _AT_ONCE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class JudgedSamples:
-    """Results of one model at one silo, sample by sample. They never leave the silo.
+    """Results of one model at one silo, sample by sample, all by statistic key. They never leave the silo.
 
-    Args:
-        sums: statistic key -> sums, [size].
-        labels: statistic key -> true class of each sample, int64 [samples], -1 if unknown; for statistics of class
-            counts.
-        cells: statistic key -> entries of the sums in which each sample counts, int64 [samples, n], -1 for none; for
-            the same statistics.
+    ``sums`` are [size]. For statistics of class counts, ``labels`` are true classes, int64 [samples], -1 if unknown,
+    and ``cells`` the entries of the sums in which each sample counts, int64 [samples, n], -1 for none.
     """
 
     metrics: Sequence[AnyMetric]

@@ -29,7 +29,6 @@ FEWEST = 5
 """Minimum number of samples, of each class if there are classes, for an interval."""
 
 LEVEL = 0.95
-"""Confidence level of intervals."""
 
 
 class Statistic(ABC):
@@ -38,7 +37,7 @@ class Statistic(ABC):
     @property
     @abstractmethod
     def key(self) -> str:
-        """Unique name, including sizes: ``scores/256``."""
+        """Unique name, including sizes, such as ``scores/256``."""
 
     @property
     @abstractmethod
@@ -136,9 +135,7 @@ def mean_of_known(values: Sums) -> Sums:
 
 
 def statistics_of(metrics: Iterable[AnyMetric]) -> dict[str, Statistic]:
-    """Return the statistics of metrics, by key. Raises `ConfigError` if an entry is no metric, two metrics share a
-    name, two different statistics share a key, or a key is malformed.
-    """
+    """Statistics of metrics, by key; `ConfigError` for an entry that is no metric, a repeated name, or a wrong key."""
     statistics: dict[str, Statistic] = {}
     names: set[str] = set()
     for metric in metrics:
@@ -157,15 +154,12 @@ def statistics_of(metrics: Iterable[AnyMetric]) -> dict[str, Statistic]:
 
 
 _UNIT_BITS = 1074
-"""Every finite float is a multiple of 2 ** -1074."""
 
 
 @dataclass(slots=True)
 class ExactSum:
-    """Sum of floats without rounding, so that a removed value leaves no trace.
-
-    A running float sum fails here: a much larger number absorbs the others, and removes them when it is removed. An
-    integer multiple of the smallest float unit is exact, at constant cost for any number of silos.
+    """Sum of floats without rounding, so that a removed value leaves no trace: an integer multiple of the smallest
+    float unit. In a float sum, a much larger number absorbs the others, and removes them when it is removed.
     """
 
     units: int = 0
@@ -176,7 +170,6 @@ class ExactSum:
 
     @property
     def value(self) -> float:
-        """Float nearest to the sum, equal to `math.fsum` of the same values."""
         return self.units / (1 << _UNIT_BITS)
 
 
@@ -218,7 +211,6 @@ class SumsPool:
 
 
 DRAWS = 1000
-"""Number of bootstrap draws."""
 
 _T = (
     *(12.706204736, 4.302652730, 3.182446305, 2.776445105, 2.570581836, 2.446911851, 2.364624252, 2.306004135),
@@ -233,7 +225,7 @@ def bootstrap(
     """Return percentiles of a metric over samples drawn with replacement, stratum by stratum.
 
     ``strata`` counts a class's samples in each cell, [n, cells], and ``rebuilt`` maps drawn counts [draws, n, cells] to
-    sums [draws, size]. None if a stratum has fewer than `FEWEST` samples, but not none, or a draw has no value.
+    sums [draws, size]. None if a stratum has from 1 to `FEWEST` - 1 samples, or a draw has no value.
     """
     totals = strata.sum(axis=1)
     there = totals > 0
@@ -269,7 +261,6 @@ def jackknife(whole: Sums, without: Sums, values: Values) -> Interval | None:
     """Return a metric plus and minus Student's t times its standard error, leaving out one group at a time.
 
     ``whole`` are the sums of all samples, [size]; ``without`` those without each non-empty group, [groups, size].
-
     Source: Efron, Tibshirani: An Introduction to the Bootstrap (1993), section 11.5, the jackknife, of groups.
     """
     groups = len(without)

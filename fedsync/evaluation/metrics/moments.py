@@ -47,7 +47,6 @@ class BlockSums(Statistic):
         return "" if ((counts >= 0) & (counts == np.floor(counts))).all() else "counts that are none"
 
     def table(self, sums: Sums) -> Sums:
-        """Return sums [..., BLOCKS, columns] of sums [..., size]."""
         return sums.reshape(*sums.shape[:-1], BLOCKS, self.columns)
 
     def totals(self, sums: Sums) -> Sums:
@@ -130,9 +129,7 @@ class OwnMetric(Metric[BlockSums]):
         return self.formula(self.statistic.totals(sums))
 
     def check(self) -> None:
-        """Raise `ConfigError` if the formula returns no number for sums of ones. It may fail in arithmetic, or return
-        None: other sums may define the metric.
-        """
+        """Raise `ConfigError` if the formula gives no number for sums of ones; None or an arithmetic error is valid."""
         try:
             with np.errstate(all="ignore"):
                 found = self.formula(np.ones(self.statistic.columns))
@@ -184,7 +181,6 @@ class PairCounts(Statistic):
         return "" if fits and table[1:, 0].sum() == table[0, 0] else "pairs that do not fit the samples"
 
     def table(self, sums: Sums) -> Sums:
-        """Return counts [..., 1 + BLOCKS, 4] of sums [..., size]."""
         return sums.reshape(*sums.shape[:-1], 1 + BLOCKS, 4)
 
     def support(self, sums: Sums) -> Mapping[str, int]:

@@ -133,10 +133,7 @@ NOTHING = Wanted()
 
 
 def classification(classes: int) -> tuple[AnyMetric, ...]:
-    """Return the default metrics with classes: accuracy, balanced accuracy and F1; with two classes also `BY_SCORE`.
-
-    Beyond `MOST_CLASSES` only the task's own score is left.
-    """
+    """Default metrics: accuracy, balanced accuracy, F1, with two classes `BY_SCORE`; none beyond `MOST_CLASSES`."""
     if not 2 <= classes <= MOST_CLASSES:
         return ()
     names = ("accuracy", "balanced_accuracy", "f1", *(BY_SCORE if classes == 2 else ()))

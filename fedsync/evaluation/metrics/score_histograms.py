@@ -28,7 +28,6 @@ from fedsync.evaluation.metrics.metric_types import (
 )
 
 FINE, COARSE = 128, 32
-"""Resolutions for two classes, and for more."""
 
 GROUPS = 16
 """Equal spans of scores in which the calibration error compares mean score and class share."""
@@ -58,14 +57,10 @@ def total(values: Sums) -> Sums:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts(Statistic):
-    """Numbers of samples of each class in each score bin.
+    """Numbers of samples of each class in each score bin; ``resolution`` is a multiple of 16.
 
     Two classes: counts [2, bins] of the score of class 1, first for samples of class 0. More classes: [classes, 2,
     bins] of each class's score, first for samples of all other classes.
-
-    Args:
-        classes: at least 2.
-        resolution: a multiple of 16; there are ``2 * resolution`` bins.
     """
 
     classes: int = 2
@@ -77,7 +72,6 @@ class ScoreCounts(Statistic):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Histograms of one class against the rest, two sides of each, bins."""
         return (1 if self.classes == 2 else self.classes), 2, self.bins
 
     @property
@@ -150,9 +144,8 @@ class Auroc(ArrayMetric[ScoreCounts]):
 
 
 class AveragePrecision(ArrayMetric[ScoreCounts]):
-    """Sum over thresholds of precision times gained recall, from the highest score down.
-
-    With more than two classes: the mean over classes with samples, each against the rest.
+    """Sum over thresholds of precision times gained recall, from the highest score down. With more than two classes:
+    the mean over classes with samples, each against the rest.
     """
 
     def values(self, sums: Sums) -> Sums:
@@ -163,9 +156,8 @@ class AveragePrecision(ArrayMetric[ScoreCounts]):
 
 
 class Brier(ArrayMetric[ScoreCounts]):
-    """Mean squared difference between scores and truth, 0 or 1; with more than two classes, summed over classes.
-
-    A score counts as the middle of its bin, so the error is below the largest bin's width.
+    """Mean squared difference between scores and truth, 0 or 1; with more than two classes, summed over classes. A
+    score counts as the middle of its bin, so the error is below the largest bin's width.
     """
 
     def values(self, sums: Sums) -> Sums:

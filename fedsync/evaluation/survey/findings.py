@@ -25,9 +25,8 @@ _DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class ColumnScale:
-    """Standardisation of a numeric column: ``(cell - mean) / deviation``; a missing cell becomes 0.
-
-    Mean and population standard deviation are over all silos' training rows; the deviation is 1 if all cells are equal.
+    """Standardisation of a numeric column: ``(cell - mean) / deviation``; a missing cell becomes 0. Mean and population
+    standard deviation are over all silos' training rows; the deviation is 1 if all cells are equal.
     """
 
     mean: float
@@ -65,8 +64,8 @@ def edges_of(sums: SurveySums, ranges: Mapping[str, Sequence[float]], bins: int)
 def told(sums: SurveySums, least: int, ranges: Mapping[str, Sequence[float]], bins: int) -> dict[str, Any]:
     """Return publishable statistics: no count from 1 to ``least`` - 1, and none that implies another; 4-digit means.
 
-    Small counts become the text ``"<5"``; counts that would reveal a small count become None. A count of 0 is
-    shown, because it describes nobody. Binned cells and missing cells add up to the rows, so they are hidden together.
+    Small counts become the text ``"<5"``; counts that would reveal a small count become None. A count of 0 is shown,
+    because it describes nobody. Binned cells and missing cells add up to the rows, so they are hidden together.
     """
     columns: list[dict[str, Any]] = []
     edges = edges_of(sums, ranges, bins) if bins else {}

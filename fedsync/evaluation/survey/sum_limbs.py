@@ -49,7 +49,6 @@ def silos_of(places: NDArray[np.float64]) -> int:
 
 
 def limbs(number: int, count: int) -> list[int]:
-    """Cut an integer into limbs, lowest first; the highest limb has the sign."""
     low = [(number >> (LIMB * at)) & FULL for at in range(count - 1)]
     high = number >> (LIMB * (count - 1))
     if not -(FULL + 1) // 2 <= high <= FULL // 2:

@@ -16,8 +16,8 @@ from the vector: each silo puts 255 at its own place, so the mean over n silos i
 | | cells in each bin; guard | 2 |
 | ``text NAME`` | known cells; guard | 1 |
 
-The *guard* is a value that detects clipping: every silo puts 255 there in each round, the largest value of a tensor's
-range. If encryption clips a tensor at any silo, the mean of the guard is no longer 255.
+The *guard* detects clipping: every silo puts 255 there in each round, the largest value of a tensor's range. If
+encryption clips a tensor at any silo, the mean of the guard is no longer 255.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from fedsync.model.layout import Layout, Vector
 UNIT_BITS = 40
 
 MOST_CELL = 2.0**42
-"""Largest magnitude of a cell."""
 
 
 MOMENT_LIMBS = 4, 15, 25
@@ -50,7 +49,7 @@ _NUMBER, _TEXT, _SILOS, _ROWS = "number ", "text ", "silos", "rows"
 class Columns:
     """Contents of a silo's training rows; stays at the silo.
 
-    ``classes`` counts the rows of each class, ``numbers`` holds numeric cells, float64 [rows], NaN if missing, and
+    ``classes`` counts the rows of each class, ``numbers`` holds numeric cells, float64 [rows], NaN if missing,
     ``texts`` counts the known cells of other columns. ``names`` is the survey order.
     """
 
@@ -118,10 +117,7 @@ class SurveySums:
 
 
 def first_vector(form: SurveyForm, place: int, columns: Columns) -> Vector:
-    """Return a silo's vector of the first round, float32 [form.layout.size]; ``place`` is the silo's own place.
-
-    Raises `ConfigError` if a cell is too large.
-    """
+    """Return a silo's vector of the first round, float32 [form.layout.size]; `ConfigError` if a cell is too large."""
     parts: list[int] = [*_present(form, place, 0), *limbs(columns.rows, _COUNT)]
     for count in columns.classes:
         parts += limbs(count, _COUNT)
@@ -138,7 +134,6 @@ def first_vector(form: SurveyForm, place: int, columns: Columns) -> Vector:
 
 def second_vector(form: SurveyForm, place: int, columns: Columns, edges: Mapping[str, NDArray[np.float64]]) -> Vector:
     """Return a silo's vector of the second round: cells in each bin of common ``edges``, float64 [bins + 1] a column.
-
     The first and last bins are open, so nobody learns a smallest or largest cell.
     """
     parts = [*_present(form, place, 1), *[0] * ((1 + form.classes) * _COUNT), FULL]

@@ -19,9 +19,9 @@ CELL is ``{"value", "low", "high", "support"}``. ``value`` is null where it is u
 class. ``low`` and ``high`` are the ends of a 95 % interval; they are null below five samples of a class. ``support`` is
 the number of samples by class, or under ``samples``. Sealed metrics have neither ``silos`` nor intervals.
 
-``evaluation.json`` has the curves that reports draw, pooled over all silos, also by split and model. In ``curves``,
-``roc`` lists false and true positive rates. ``calibration`` lists for each span of scores the mean score, the share of
-the class, and the number of samples.
+``evaluation.json`` has the curves that reports draw, pooled over all silos, also by split and model. ``roc`` lists
+false and true positive rates; ``calibration`` lists for each span of scores mean score, share of the class, and
+samples.
 """
 
 from __future__ import annotations
@@ -114,7 +114,6 @@ class JudgedModels:
         self._last = versions[-1]
 
     def keep(self, best: KeepBest) -> None:
-        """Record a new best version, one of the versions settled last."""
         found = self._recent.get(best.score.version)
         # A copy: later evaluations of the silos replace the entries of `found`.
         self._best = Settled(best.score, dict(found.found) if found is not None else {})
@@ -128,9 +127,8 @@ class JudgedModels:
 def summary(
     judged: Mapping[tuple[Split, Subject], Settled], metrics: Sequence[AnyMetric]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return ``evaluation`` of ``summary.json``, and the content of ``evaluation.json``.
-
-    ``judged``: each model on each split; without the evaluations of single silos where metrics are sealed.
+    """Return ``evaluation`` of ``summary.json``, and the content of ``evaluation.json``. ``judged`` has each model on
+    each split; without the evaluations of single silos where metrics are sealed.
     """
     estimates: dict[str, Any] = {"higher_is_better": higher_is_better(metrics)}
     drawn: dict[str, Any] = {}
@@ -159,10 +157,8 @@ def curves(found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]) -> dic
 
 
 def _counted_once(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
-    """Return a single evaluation if all are identical, to the last bit of the loss.
-
-    Identical evaluations mean one shared test split, as in the shipped tasks. Counting this split once for each of n
-    silos would make intervals too narrow, by the square root of n.
+    """Return a single evaluation if all are identical, to the last bit of the loss: they share one test split. Counting
+    it once for each of n silos would make intervals too narrow, by the square root of n.
     """
     shared = len(evaluations) > 1 and evaluations[0].loss and all(each == evaluations[0] for each in evaluations)
     return evaluations[:1] if shared else evaluations

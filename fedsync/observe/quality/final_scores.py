@@ -24,19 +24,16 @@ class FinalScores:
     _attested: dict[Subject, Settled] = field(default_factory=dict)
 
     def ask(self, question: Evaluate) -> None:
-        """Begin an evaluation; silos that do not answer are left out."""
         self._asked[question.subject] = question
         self._found[question.subject] = {}
 
     def answer(self, event: Evaluated) -> None:
-        """Record an evaluation; only the first answer of a silo counts."""
         question = self._asked.get(event.subject)
         if question is not None and event.silo in question.silos and event.version == question.version:
             known = None if self.measured is None else Scores(self.measured).known
             self._found[event.subject].setdefault(event.silo, usable(event.silo, event.evaluation, known))
 
     def attest(self, subject: Subject, score: Score) -> None:
-        """Record the attested score of all silos together, for sealed metrics."""
         self._attested[subject] = Settled(score, {})
 
     def of(self, subject: Subject) -> Settled | None:

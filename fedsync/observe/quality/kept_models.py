@@ -6,9 +6,8 @@
 | ``best.json`` | version, value and metrics of ``best.pt``, by the SHA-256 of that file | before ``best.pt`` |
 | ``last.pt``, ``model.pt`` | the last version, one file under two names | at the end |
 
-The process may be killed at any instant, so each file is replaced atomically. Before a new ``best.pt`` replaces the old
-file, ``best.json`` describes both. A resumed run starts from its checkpoint, which contains the best model. The resumed
-run then rewrites ``best.pt``, because the file may be newer or older than the checkpoint.
+The process may be killed at any instant, so each file is replaced atomically, and ``best.json`` describes the old and
+the new ``best.pt`` in between. A resumed run rewrites ``best.pt``: the file may be newer or older than its checkpoint.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class KeptModels:
         self._failed = False
         self._there = ""
         self.digests: dict[str, str] = {}
-        """Hexadecimal SHA-256 of each up-to-date file, by ``best`` or ``last``."""
         for name in (_NEXT, LAST, MODEL, *([] if resume else [BEST, STATED])):
             (out / name).unlink(missing_ok=True)
         if (out / BEST).exists():
@@ -63,9 +61,8 @@ class KeptModels:
         self.digests.pop("best", None)
 
     def write_if_due(self) -> None:
-        """Write a pending best model, unless the previous write was too recent.
-
-        A failed write is logged once and retried: the checkpoint contains the best model too.
+        """Write a pending best model, unless the previous write was too recent. A failed write is logged once and
+        retried: the checkpoint contains the best model too.
         """
         begin_s = time.monotonic()
         if self._waiting is None or begin_s < self._not_before_s:
@@ -81,10 +78,8 @@ class KeptModels:
         self._not_before_s = now_s + _SHARE * (now_s - begin_s)
 
     def finish(self, last: Vector | None) -> None:
-        """Write the pending best model and the last model.
-
-        ``last``: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
-        Raises `ConfigError` if a file cannot be written, and ``last`` is not None.
+        """Write the pending best model and the last model, float32 [layout.size]. ``last`` is None if the run failed,
+        or only silos hold the model; otherwise `ConfigError` if a file cannot be written.
         """
         if last is None:
             self._not_before_s = 0.0

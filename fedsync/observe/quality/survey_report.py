@@ -24,12 +24,9 @@ FOLDER = "survey"
 
 
 def after_survey(spec: RunSpec, survey: str, layout: Layout, aggregator: Aggregator, out: Path) -> RunSpec:
-    """Return the run's specification with the survey's result; write `STATISTICS` if sums are not encrypted.
-
-    Raises:
-        RunError: no silo sent statistics.
-        ProtocolError: the silos sent invalid sums.
-        ConfigError: a column has so few cells that its mean would disclose individuals.
+    """Return the run's specification with the survey's result; write `STATISTICS` if sums are not encrypted. Raises
+    `RunError` if no silo sent statistics, `ProtocolError` for invalid sums, and `ConfigError` if a column has so few
+    cells that its mean would disclose individuals.
     """
     asked = surveyed_task(RunSpec.parse(survey)).statistics
     form = SurveyForm.of(layout, asked.bins)

@@ -103,7 +103,6 @@ def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy:
 
 
 def check_authority_key(folder: Path) -> Check:
-    """Warn if the authority's signing key is on the server."""
     key = Authority.at(folder).key
     if not key.exists():
         return Check("authority key", True, "not on this machine")
@@ -130,7 +129,6 @@ def check_ring(folder: Path, name: str) -> Check:
 
 @guarded("lock")
 def check_open(folder: Path) -> Check:
-    """Check that integrity failures have not locked the silo."""
     from fedsync.cipher.keys.keyring import open_ring
 
     try:

@@ -49,7 +49,6 @@ def check_silo(config: SiloStartConfig, now: datetime) -> Iterator[Check]:
 
 
 def check_server(config: ServerStartConfig, now: datetime) -> Iterator[Check]:
-    """Run all checks of a server."""
     yield here.check_versions()
     if config.certificates is not None:
         folder = Path(config.certificates)

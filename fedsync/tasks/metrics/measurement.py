@@ -1,7 +1,7 @@
 """Collector of a metric's sums in one evaluation, batch by batch.
 
 Small batches are joined before they are summed: for a few hundred samples, the calls take longer than the computation.
-Memory use: the sums, `_KEPT` outputs with targets, and a few numbers per sample for pair metrics and per-sample
+Memory holds the sums, `_KEPT` outputs with targets, and a few numbers per sample for pair metrics and per-sample
 results.
 """
 
@@ -58,7 +58,6 @@ def labels_of(outputs: Tensor) -> Tensor:
 
 
 def _known(targets: Tensor, labels: Tensor) -> Tensor:
-    """Targets as flat int64, of the labels' shape or with one more channel."""
     if targets.numel() != labels.numel():
         problem = f"outputs say {tuple(labels.shape)} classes, and targets are {tuple(targets.shape)}"
         raise ConfigError("Task.predict", problem, "Return one logit per class, or one for two classes, and the labels")
@@ -66,11 +65,8 @@ def _known(targets: Tensor, labels: Tensor) -> Tensor:
 
 
 def cells_of(statistic: ClassCounts | ScoreCounts, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions in the sums at which the labels of a batch count.
-
-    Returns:
-        True labels, int64 [labels], negative if unknown. Entries of the sums, int64 [labels, n]: -1 for none, and one
-        beyond the last for a NaN output.
+    """Positions in the sums at which a batch's labels count: true labels, int64 [labels], negative if unknown, and
+    entries of the sums, int64 [labels, n]: -1 for none, one beyond the last for a NaN output.
     """
     labels = labels_of(outputs)
     truth = _known(targets, labels)
@@ -184,7 +180,6 @@ def _own(metric: OwnMetric) -> Measure:
 
 
 def _blocks(numbers: Tensor, rows: Tensor) -> Tensor:
-    """Sum the rows of numbers [n, columns] within each of the sample blocks."""
     groups = torch.arange(BLOCKS, device=rows.device)[:, None] == rows % BLOCKS
     return (groups.double() @ numbers).flatten()
 
@@ -214,11 +209,8 @@ _AT_A_TIME = 512
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """Sums of a batch by statistic key.
-
-    Args:
-        sums: [size] each; for pair statistics, one row per sample.
-        each: per-sample results, [n, 2 + k]: sample number, true label and entries of the sums.
+    """Sums of a batch by statistic key, [size] each; for pair statistics, one row per sample. ``each`` has per-sample
+    results, [n, 2 + k]: sample number, true label and entries of the sums.
     """
 
     sums: Mapping[str, Tensor]
@@ -252,10 +244,8 @@ class Measuring:
         return bool(self._measures)
 
     def of(self, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool = False) -> Found:
-        """Contribution of a batch; stateless, so that a batch may be repeated.
-
-        ``rows``, int64 [n], are sample numbers within the split. With ``each``, per-sample results are kept; see
-        `Measured.judged`.
+        """Contribution of a batch; stateless, so that a batch may be repeated. ``rows``, int64 [n], are sample numbers
+        within the split. With ``each``, per-sample results are kept; see `Measured.judged`.
         """
         if not self:
             return Summed({})
@@ -343,7 +333,6 @@ class Measured:
 
     def sums(self, samples: int) -> SumsByKey:
         """All sums in the form that travels; NaN if an output was NaN, so that nobody takes the result for valid.
-
         ``samples`` is the size of the split. Raises `ConfigError` if the batches do not fit the metrics.
         """
         self._sum_up()

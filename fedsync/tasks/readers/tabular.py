@@ -24,10 +24,8 @@ _UNNAMED = ("", "Unnamed: 0")
 class Table:
     """Cells of one file as text, without surrounding blanks.
 
-    Args:
-        columns: names in the header, in the file's order.
-        cells: a pandas frame with these columns; the index is the line number in the file, from 1.
-        first: position of the first column in the file, from 1; 2 if row numbers precede it.
+    ``cells`` is a pandas frame with the ``columns`` of the header; its index is the line number in the file, from 1.
+    ``first`` is the position of the first column in the file, from 1; 2 if row numbers precede it.
     """
 
     file: str
@@ -76,7 +74,6 @@ def read_table(file: str, *, header: bool = False) -> Table:
 
 
 def check_column(place: str, name: str, columns: Sequence[str], file: str) -> None:
-    """Raise `ConfigError` at ``place`` unless ``name`` is a column of ``file``."""
     if name not in columns:
         remedy = f"Write one of the {len(columns)} names in its header, as it stands there"
         raise ConfigError(place, f"{file} has no column {name!r}", remedy)

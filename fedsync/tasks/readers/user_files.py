@@ -89,7 +89,6 @@ def check_finite(path: Path | str, values: NDArray[np.float32]) -> None:
 
 
 def check_cells(place: str, cells: int) -> None:
-    """Raise `ConfigError` if a header announces more values than a data set may have."""
     if cells > MAX_CELLS:
         problem = f"the header promises more than {MAX_CELLS} values"
         raise ConfigError(place, problem, "Copy the file again, or split it")

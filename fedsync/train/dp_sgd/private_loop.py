@@ -1,10 +1,8 @@
 """DP-SGD in a user's own training loop: each step clips the gradients of single rows, and adds noise.
 
-The loop gets a loader of batches by Poisson sampling, and an optimizer whose ``step`` is private. After every step the
-model's values are copied. If the model has other values before the next step, or at the end, something else changed
-them, and the order is refused.
-
-The checks find mistakes. They do not stop malicious code, for example a step on rows that the code has stored.
+The loop gets a loader of batches by Poisson sampling, and an optimizer whose ``step`` is private. If the model's values
+change between two steps, or after the last, something else changed them, and the order is refused. The checks find
+mistakes. They do not stop malicious code, for example a step on rows that the code has stored.
 """
 
 from __future__ import annotations
@@ -42,10 +40,8 @@ _HELD = ("grad_sample", "summed_grad")
 
 
 class PrivateLoop:
-    """Private steps of one order; see `fedsync.client.Work.private`.
-
-    ``model`` has the values from which the order starts, ``examples`` counts the silo's rows, and another check guards
-    the parameters named ``frozen``.
+    """Private steps of one order; see `fedsync.client.Work.private`. ``model`` has the values from which the order
+    starts, ``examples`` counts the silo's rows. Another check guards the parameters named ``frozen``.
     """
 
     def __init__(
@@ -61,9 +57,8 @@ class PrivateLoop:
         self._values = {name: tensor.detach().clone() for name, tensor in self._guarded()}
 
     def take(self, model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, list[NDArray[np.int64]]]:
-        """Return the optimizer with private steps, and the rows of each step's batch.
-
-        Raises `ConfigError` if model or optimizer is not the order's own.
+        """Return the optimizer with private steps, and the rows of each step's batch; `ConfigError` for a model or
+        optimizer that is not the order's own.
         """
         if self._optimizer is not None:
             self._refuse("work.private is called a second time in one order", "Call it once, before the loop")
@@ -87,9 +82,8 @@ class PrivateLoop:
         return self._optimizer, [self._random.chosen(self._examples, rate) for _ in range(self._order.max_steps)]
 
     def handed(self, loader: DataLoader[T], rows: Sequence[NDArray[np.int64]]) -> Iterator[T]:
-        """Yield the batches of ``loader``, each for one private step on its ``rows``.
-
-        A batch without rows comes as a batch of one, whose gradient the step leaves out.
+        """Yield the batches of ``loader``, each for one private step on its ``rows``. A batch without rows comes as a
+        batch of one, whose gradient the step leaves out.
         """
         if self._handed:
             problem = "the private loader is read a second time in one order"
@@ -100,10 +94,7 @@ class PrivateLoop:
             yield batch
 
     def step(self, optimizer: PrivateOptimizer) -> None:
-        """Do a private step with the gradients of the batch's rows.
-
-        Raises `ConfigError` unless it is the first step since the batch was handed out, and the only change.
-        """
+        """Do a private step; `ConfigError` for a second step on a batch, or if something else changed the model."""
         single = self._gradients(optimizer)
         optimizer.max_grad_norm = self._settings.clip
         sums = clipped_sums(optimizer, single)
@@ -137,7 +128,6 @@ class PrivateLoop:
                 vars(parameter).pop("summed_grad", None)
 
     def _single(self, parameter: nn.Parameter) -> Tensor:
-        """Gradients of the batch's rows, [rows, ...]; zeros if the loss does not depend on the parameter."""
         single: Any = gradients_of(parameter, max(self._rows, 1))
         found = sum(map(len, single)) if isinstance(single, list) else len(single)
         if isinstance(single, list) or found != max(self._rows, 1):
@@ -252,7 +242,6 @@ def try_loop(
     frozen: Collection[str] = (),
 ) -> None:
     """Try a loop's first step on some rows together, and on each alone; ``call`` calls the loop, and keeps nothing.
-
     Raises `ConfigError` if the loop does no private step with ``work.private``, or its loss mixes the rows of a batch.
     """
     rows = min(ROWS, examples)
@@ -279,7 +268,6 @@ def try_loop(
 
 
 def _equal(before: Tensor, now: Tensor) -> bool:
-    """Return whether two tensors have equal values, wherever they are; values that are not numbers are equal."""
     if before.shape != now.shape or before.dtype != now.dtype:
         return False
     there = before.to(now.device)

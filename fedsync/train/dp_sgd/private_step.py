@@ -1,8 +1,7 @@
 """Arithmetic of a DP-SGD step: clipped sums, Gaussian noise, sampling, and checks of gradients of single rows.
 
-A *unit* is what a budget protects: a row, or all rows of a person.
-
-Gradients of single rows need suitable options and layers, and a loss that is a mean over independent rows.
+A *unit* is what a budget protects: a row, or all rows of a person. Gradients of single rows need suitable options and
+layers, and a loss that is a mean over independent rows.
 
 The server knows the seed of a run. So a real silo draws noise and units from a ChaCha20 stream for each order, whose
 key is 32 bytes of the operating system's generator. A simulation in virtual time may use the order's seed, because no
@@ -43,10 +42,8 @@ _PART = 2.0**-53
 
 
 class SystemRandom:
-    """Random numbers from the operating system, for one order.
-
-    `add_noise` adds normal numbers of the ``deviation`` to a contiguous tensor. `chosen` draws each of the
-    ``units`` indices with probability ``rate``.
+    """Random numbers from the operating system, for one order: `add_noise` adds normal numbers of the ``deviation``;
+    `chosen` draws each of ``units`` indices with probability ``rate``.
     """
 
     def __init__(self) -> None:
@@ -79,7 +76,7 @@ class SystemRandom:
         block[1] = angle.sin_().mul_(radius)
 
     def _uniform(self, count: int) -> Tensor:
-        """Uniform numbers in 0..1 without 1, float64 [count], of 53 bits each."""
+        """Uniform numbers in [0, 1), float64 [count], of 53 bits each."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64)
         return torch.from_numpy((words >> np.uint64(11)) * _PART)
 
@@ -103,7 +100,6 @@ PrivateRandom = SystemRandom | SeededRandom
 
 
 def random_of(seed: int, *, seeded: bool) -> PrivateRandom:
-    """Return an order's random numbers: of its seed if ``seeded``, which only virtual time may be."""
     return SeededRandom(seed) if seeded else SystemRandom()
 
 
@@ -119,10 +115,7 @@ def finite(single: Tensor) -> Tensor:
 
 
 def clipped_sums(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tensor]:
-    """Return sums of gradients that ``optimizer`` clips, one a parameter, of ``single`` gradients [units, ...].
-
-    Values that are not finite count as zeros.
-    """
+    """Sums of clipped gradients, one a parameter, of ``single`` gradients [units, ...]; NaN and infinity count as 0."""
     sums = _clipped(optimizer, single)
     # A value that is not finite makes the sum so. To look for it in the sums saves a copy of all gradients. Finite sums
     # that overflow here are only clipped again, with the same result.
@@ -153,13 +146,9 @@ def noisy_mean(total: Tensor, random: PrivateRandom, settings: PrivateSettings, 
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 ROWS = 3
-"""Rows on which a loss is tried."""
 
 _NEAR, _ROUNDING = 1e-3, 1e-6
-"""Tolerated differences, as shares of a parameter's gradient and of the whole gradient of a row.
-
-The second is for gradients that are zero but for rounding, such as those of the bias of an attention's keys.
-"""
+"""Tolerated differences, as shares of a parameter's and of the whole gradient of a row; the second covers rounding."""
 
 
 def check_options(options: LocalOptions) -> None:
@@ -192,8 +181,8 @@ def _is_shipped(task: Task) -> bool:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Raise `ConfigError` for a layer that mixes examples, such as BatchNorm, whose rows have no gradients, or whose
-    parameters have too few bits: rounding would make clipped gradients longer than the clip, and noise coarse.
+    """Raise `ConfigError` for a layer that mixes examples, such as BatchNorm, or hides gradients, and for parameters of
+    few bits: rounding would make clipped gradients longer than the clip, and noise coarse.
     """
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and torch.finfo(parameter.dtype).bits < 32:

@@ -1,11 +1,11 @@
 """Trainer of a task by DP-SGD: each step clips the gradient of each unit and adds Gaussian noise.
 
 A step draws each unit independently with the same probability, so that the mean number is the ordered batch size
-(Poisson sampling). A step without any unit is noise alone. The sum of clipped gradients, with noise, is divided by the
-ordered batch size, which is public, and not by the number of units drawn.
+(Poisson sampling). A step without any unit is noise alone. The noisy sum is divided by the ordered batch size, which is
+public, and not by the number of units drawn.
 
-A malicious server may send a model for which one row's gradient is not finite. Such a gradient or loss counts as zero.
-Otherwise the failed order would reveal that the row exists.
+A malicious server may send a model for which one row's gradient is not finite. Such a gradient or loss counts as zero;
+otherwise the failed order would reveal that the row exists.
 
 Source: Abadi et al. 2016 (arXiv:1607.00133), Algorithm 1. Opacus computes and clips the gradients of single rows.
 """
@@ -48,10 +48,7 @@ _MOST_VALUES = 2**25
 
 
 class PrivateTrainer(Trainer):
-    """Trainer whose updates are differentially private; see `Trainer`.
-
-    Raises `ConfigError` if an option, a layer or the loss does not allow gradients of single rows.
-    """
+    """Trainer with private updates; `ConfigError` if an option, layer or loss allows no gradients of single rows."""
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
         private_step.check_options(options)
@@ -83,7 +80,6 @@ class PrivateTrainer(Trainer):
         return self.examples if self._rows_of is None else len(self._rows_of)
 
     def find_batch_cap(self, limit_s: float = 10.0) -> int | None:
-        """Return None: single gradients are computed in pieces that fit."""
         return None
 
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
@@ -101,7 +97,6 @@ class PrivateTrainer(Trainer):
     def _why_diverged(
         self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
     ) -> Diverged:
-        """Describe an update that is not finite, without a repetition of its order."""
         return DivergenceSearch().error(order.learning_rate, loss)
 
     def _evaluate(self, split: Split) -> Evaluation:
@@ -148,7 +143,6 @@ class PrivateTrainer(Trainer):
         return max(1, min(_MOST_VALUES // values, self._cap.largest or self.examples))
 
     def _clipped(self, units: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
-        """Return the summed loss of the units' rows, and the sum of the clipped gradients for each parameter."""
         assert self._clipping is not None
         loss, of_units = self._single(units) if self._rows_of is None else self._means(self._rows_of, units)
         total = loss * self._number_of_rows(units)
@@ -162,9 +156,8 @@ class PrivateTrainer(Trainer):
         return loss, [gradients_of(parameter, len(rows)) for parameter in self._parameters]
 
     def _means(self, rows_of: list[NDArray[np.int64]], units: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
-        """Return the mean loss of all rows of units, and the mean gradient of each unit, [units, ...] a parameter.
-
-        Rows are added up in pieces that fit: a unit may have any number of rows.
+        """Return the mean loss of all rows of units, and the mean gradient of each unit, [units, ...] a parameter. Rows
+        are added up in pieces that fit: a unit may have any number of rows.
         """
         owned = [rows_of[unit] for unit in units]
         rows, of = np.concatenate(owned), np.repeat(np.arange(len(units)), list(map(len, owned)))

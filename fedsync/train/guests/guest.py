@@ -113,7 +113,6 @@ class GuestTrainer(LocalTrainer):
         self._call(order, Cursor(), [], lambda: Pace(order, self._device, self._probe), {}, steps)
 
     def _begin(self, order: WorkOrder) -> None:
-        """Begin private steps, if the run is private; the user's function makes its own optimizer."""
         if self._settings is None and not self._options.private:
             return
         from fedsync.train.dp_sgd.private_loop import PrivateLoop
@@ -182,7 +181,6 @@ class GuestTrainer(LocalTrainer):
         return paces[0]
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the loaded weights; return an empty evaluation if the app has no evaluation function."""
         if not self._app.has("evaluate"):
             return Evaluation(0.0, 0.0, 0)
         self._model.eval()

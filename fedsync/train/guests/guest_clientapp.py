@@ -64,7 +64,7 @@ _COUNTING = WorkOrder("", 0, 1, batch_size=32, max_steps=1, learning_rate=0.001,
 """Order with which an app is asked for its number of samples; the update is discarded."""
 
 _LARGER = replace(_COUNTING, batch_size=1024)
-"""Larger batch, for apps whose reply may give the number of samples trained instead of the number held."""
+"""Larger batch, for apps whose reply may give the number of samples trained instead of held."""
 
 
 class Counted(BaseException):
@@ -85,10 +85,7 @@ class OrderSteps:
         self._begin = begin
 
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
-        """Yield the batches up to the end of the order.
-
-        Raises `Counted` if the app was called to count samples, and `ConfigError` for a second loop.
-        """
+        """Yield the order's batches; `Counted` if the app only counts samples, `ConfigError` for a second loop."""
         if self._begin is None:
             samples = getattr(loader, "dataset", None)
             if isinstance(samples, Sized):
@@ -158,8 +155,8 @@ class FirstModel:
 class ClientAppTrainer(LocalTrainer):
     """Trainer that calls a Flower ClientApp; ``partitions`` silos divide the data among them.
 
-    ``folder`` is that of the app's ``pyproject.toml``, if it has one. Raises `ConfigError` if there is no such device,
-    no ClientApp, or no first model, and `RunError` if making the model failed.
+    ``folder`` is that of the app's ``pyproject.toml``. Raises `ConfigError` if there is no such device, no ClientApp,
+    or no first model, and `RunError` if making the model failed.
     """
 
     def __init__(
@@ -201,14 +198,12 @@ class ClientAppTrainer(LocalTrainer):
         return self._examples
 
     def initial_model(self) -> Vector:
-        """See `LocalTrainer.initial_model`; raises `ConfigError` if only the server knows the first model."""
         if not self._knows_first:
             problem = "the server gave this run's first model, and silos cannot make it"
             raise ConfigError("task.model", problem, "Write model: package.module:Net")
         return self._initial
 
     def make_private(self, settings: PrivateSettings) -> int:
-        """See `SiloTrainer`; refuses, since the app's loop is its own."""
         problem = "the steps of a Flower ClientApp are its own, so FedSync cannot make them private"
         raise ConfigError("privacy", problem, "Write a SiloApp with work.private, or leave privacy out")
 
@@ -262,7 +257,6 @@ class ClientAppTrainer(LocalTrainer):
         return LoopResult(pace, loss, Cursor(private=kept), {**metrics_of(figures), **missized})
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the loaded arrays; return an empty evaluation if the app has no evaluation function."""
         config = ConfigRecord({**self._silo.evaluate_config, "server-round": self._round})
         message = self._message(MessageType.EVALUATE, config)
         with own_code(self._device, self._silo.seed):

@@ -38,7 +38,6 @@ _SCORES = ("acc", "accuracy", "f1", "auc", "dice", "iou", "r2", "score")
 REPLY = "the app's reply"
 
 _TESTED = ("eval_", "test_", "val_")
-"""Prefixes of evaluation metrics, which keep them apart from training metrics."""
 
 _MOST_METRICS = 24
 """Limit of metrics per reply; further metrics are dropped. Machine and silo add their own metrics."""
@@ -144,11 +143,10 @@ Arrays = Mapping[str, NDArray[np.generic]]
 class NamedArrays:
     """Named arrays of a model, with conversion to and from the flat vector that travels.
 
-    Not to be confused with `fedsync.train.weights.Weights`, which holds the tensors of a module in training.
-    Whole numbers are rounded to the nearest when a vector is loaded.
+    Not to be confused with `fedsync.train.weights.Weights`, which holds the tensors of a module in training. Whole
+    numbers are rounded to the nearest when a vector is loaded.
 
     Args:
-        arrays: the first model.
         run: model parts that the strategy file names.
         tied: for each tied name, the name that owns the array; the array of a tied name does not travel.
         gradients: whether a parameter has a gradient, by name; all names not listed are buffers.
@@ -220,9 +218,8 @@ class NamedArrays:
         self.arrays = {**self.arrays, **new}
 
     def take(self, arrays: Arrays, place: str) -> None:
-        """Set every array to its value after training; frozen arrays may be missing.
-
-        Raises `ConfigError` if an array is missing, a shape differs, or training changed a frozen parameter.
+        """Set every array to its value after training; frozen arrays may be missing. Raises `ConfigError` if an array
+        is missing, a shape differs, or training changed a frozen parameter.
         """
         frozen = frozenset(self.parts.frozen)
         taken: dict[str, NDArray[np.generic]] = {}

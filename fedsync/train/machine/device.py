@@ -1,7 +1,4 @@
-"""Devices for training, and the floating-point precision of steps on them. Parameters and updates are always float32.
-
-This is the only file that distinguishes GPU and CPU.
-"""
+"""Devices for training, and the floating-point precision of steps; parameters and updates are always float32."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ def resolve(name: str, place: str = "local.device") -> torch.device:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has finished all queued work, so that clock readings are meaningful."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -101,11 +97,11 @@ _FIRST_SCALE, _LEAST_SCALE = 2.0**12, 2.0**-12
 
 
 class Precision:
-    """PyTorch's automatic mixed precision around one optimizer; raises `ConfigError` if the GPU has no bf16 arithmetic.
+    """PyTorch's automatic mixed precision around one optimizer; `ConfigError` if the GPU has no bf16 arithmetic.
 
     Under ``fp16`` the loss is scaled, so that small gradients do not vanish. A step whose gradients overflow is
-    repeated with a smaller scale and not skipped, because the report counts steps that were done. The scale restarts
-    at each order, so that an order's result does not depend on earlier orders.
+    repeated with a smaller scale and not skipped, because the report counts steps that were done. The scale restarts at
+    each order, so that an order's result does not depend on earlier orders.
     """
 
     def __init__(self, name: PrecisionName, device: torch.device) -> None:
@@ -154,13 +150,11 @@ class Precision:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, after all pieces of a batch."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Do the optimizer's step; False if gradients overflowed: nothing changed, and the caller repeats the step.
-
         Raises `ConfigError` if the gradients overflow at every scale.
         """
         if self._scaler is None:

@@ -1,6 +1,5 @@
-"""Check that a model fits in memory, before training.
-
-A trial allocation is no test: the system promises more memory than it has, and kills the process that uses it.
+"""Check that a model fits in memory, before training. A trial allocation is no test: the system promises more memory
+than it has, and kills the process that uses it.
 """
 
 from __future__ import annotations

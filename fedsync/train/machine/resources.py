@@ -19,7 +19,6 @@ def machine_busy_s() -> float:
 
 
 def machine_memory_share() -> float:
-    """Share of the machine's memory in use, 0..1."""
     return float(psutil.virtual_memory().percent / 100)
 
 
@@ -31,14 +30,8 @@ class Resources:
     """Reader of the machine's load for a silo's reports: means since the previous reading.
 
     The share of processors available to the trainer is 1 minus the share of time in which the machine's processors work
-    for others. 1 means an otherwise idle machine: the trainer's own load counts as available to the trainer. Processor
-    time has a resolution of 10 ms: one reading over 50 ms is coarse, the mean of several is not.
-
-    Args:
-        busy_s: processor seconds of all processors.
-        own_s: processor seconds of this process.
-        used: share of the machine's memory in use, 0..1.
-        processors: number of processors of the machine.
+    for others; the trainer's own load counts as available. Processor time has a resolution of 10 ms: one reading over
+    50 ms is coarse, the mean of several is not.
     """
 
     def __init__(
