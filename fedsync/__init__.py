@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedsync.policies.aggregate.weighers import AggregationPolicy
     from fedsync.policies.balance.balancer_base import BalancerPolicy
     from fedsync.policies.barrier.barrier_base import BarrierPolicy
-    from fedsync.policies.features.feature_base import FeaturePolicy
+    from fedsync.policies.extensions.feature_base import FeaturePolicy
     from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
     from fedsync.policies.predict.predictor_base import PredictorPolicy
     from fedsync.policies.schema import register
@@ -39,7 +39,7 @@ _HOMES = {
     "AggregationPolicy": "fedsync.policies.aggregate.weighers",
     "BalancerPolicy": "fedsync.policies.balance.balancer_base",
     "BarrierPolicy": "fedsync.policies.barrier.barrier_base",
-    "FeaturePolicy": "fedsync.policies.features.feature_base",
+    "FeaturePolicy": "fedsync.policies.extensions.feature_base",
     "PredictorPolicy": "fedsync.policies.predict.predictor_base",
     "ServerOptimizerPolicy": "fedsync.policies.optimize.optimizer_policies",
     "register": "fedsync.policies.schema",

@@ -44,7 +44,7 @@ from fedsync.cipher.suites.suite import Adder, Member, check_words, form_of
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.model.chunked_arrays import map_file
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload

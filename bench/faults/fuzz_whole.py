@@ -12,7 +12,7 @@ from fedsync.cipher.suites import open_suite
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import OtherVersion
 

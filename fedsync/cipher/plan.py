@@ -18,7 +18,7 @@ from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm, header_form
 from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.common.errors import ConfigError
 from fedsync.core.report_checks import MAX_EXAMPLES
-from fedsync.core.weighting import PRECISION_UNIT, Weighting
+from fedsync.core.silo_weight import PRECISION_UNIT, Weighting
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
 from fedsync.evaluation.version_scores import Selection
 from fedsync.model.layout import Layout, Vector, matches

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.config.sections.section import Section
-from fedsync.core.weighting import Solver
+from fedsync.core.silo_weight import Solver
 from fedsync.policies.schema import NonNegative, PositiveInt
 from fedsync.tasks.task_section import TaskSection
 

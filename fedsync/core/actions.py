@@ -27,7 +27,7 @@ class Commit:
         weights: update id -> c_i; they sum to 1 for weighted means only. Sorted by id, so that every driver adds in the
             same order and gets the same bits.
         steps: sum of c_i tau_i, the local steps behind the sum; 0 unless silos keep control variates.
-        stands_for: sum of the updates' integer weights n_i (`fedsync.core.weighting`); 0 unless silos keep variates.
+        stands_for: sum of the updates' integer weights n_i (`fedsync.core.silo_weight`); 0 unless silos keep variates.
     """
 
     version: int

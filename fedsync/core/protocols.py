@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.orders import UpdateMeta, Window
+from fedsync.core.silo_weight import Weighting
 from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.core.weighting import Weighting
 
 S = TypeVar("S")
 

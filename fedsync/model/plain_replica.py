@@ -25,7 +25,7 @@ import numpy as np
 from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.model.broadcast_compression import HeldModel
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.control_variates import ControlledModel, key_of

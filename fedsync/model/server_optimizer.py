@@ -54,7 +54,7 @@ class Backing:
 
     Args:
         steps: local steps that the change represents: the sum over updates of coefficient times steps.
-        weight: total weight of the updates: the sum of n_i, as in `fedsync.core.weighting.Weighting`.
+        weight: total weight of the updates: the sum of n_i, as in `fedsync.core.silo_weight.Weighting`.
         newcomers: number of silos in the commit without an update in an earlier commit.
     """
 

@@ -232,8 +232,8 @@ class LostSilos:
         if len(words) > MOST_NAMED:
             yield f"and {len(words) - MOST_NAMED} more notes of silos that failed or are missing"
 
-    def check(self, settings: Mapping[str, Any], missing: Collection[LostSilo]) -> None:
-        """Check that the strategy (``settings``) tolerates the missing silos. Raises `RunError` if ``on_lost_silo`` is
+    def fail_unless_tolerated(self, settings: Mapping[str, Any], missing: Collection[LostSilo]) -> None:
+        """Raise `RunError` if the strategy (``settings``) does not tolerate the missing silos: ``on_lost_silo`` is
         ``fail``, or the run is over with fewer than ``min_silos`` silos.
         """
         lost = [each for each in missing if not each.wanted]

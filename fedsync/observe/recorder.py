@@ -140,7 +140,7 @@ class Recorder:
     def check_silos(self) -> None:
         """Raise `RunError` if a silo is lost and ``on_lost_silo`` is ``fail``, or the ended run has too few silos."""
         if self.ledger.lost.over or self._settings.get("on_lost_silo") == "fail":
-            self.ledger.lost.check(self._settings, self.ledger.missing())
+            self.ledger.lost.fail_unless_tolerated(self._settings, self.ledger.missing())
 
     def _follow(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)

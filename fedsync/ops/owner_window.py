@@ -28,7 +28,7 @@ class PresenceWatch:
         self._closed_s: float | None = None
         self._busy_s = 0.0
 
-    def here(self) -> bool:
+    def should_run(self) -> bool:
         """Return True if the silo's processes should run now; call this periodically."""
         if self._window is None:
             return True

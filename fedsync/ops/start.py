@@ -73,7 +73,7 @@ def start_silo(config: SiloStartConfig) -> None:
                 stop,
                 tidy_up,
                 lambda: {**seen.told(), **presence.told()},
-                presence.here,
+                presence.should_run,
                 lambda: stop_trainers(trainers),
             )
         finally:

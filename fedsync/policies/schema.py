@@ -48,7 +48,7 @@ _PACKAGES = {
     "aggregation": "fedsync.policies.aggregate",
     "staleness": "fedsync.policies.aggregate",
     "server_optimizer": "fedsync.policies.optimize",
-    "extension": "fedsync.policies.features",
+    "extension": "fedsync.policies.extensions",
     "on_round": "fedsync.policies.rounds",
 }
 _EXTRAS = {

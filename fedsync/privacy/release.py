@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.weighting import PRECISION_UNIT
+from fedsync.core.silo_weight import PRECISION_UNIT
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,7 +16,7 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.core.actions import Commit
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import OtherVersion, Payload
 

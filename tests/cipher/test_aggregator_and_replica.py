@@ -10,7 +10,7 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.core.orders import Evaluation, PooledFigures, Score
-from fedsync.core.weighting import Weighting, progress
+from fedsync.core.silo_weight import Weighting, progress
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}

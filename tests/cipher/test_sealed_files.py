@@ -22,7 +22,7 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import PAD, Adder, Words
 from fedsync.core.actions import Commit
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.chunked_arrays import ArrayKeeper, file_part
 from fedsync.model.layout import Layout, Vector

@@ -14,8 +14,8 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.protocols import Weigher
+from fedsync.core.silo_weight import Solver
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.core.weighting import Solver
 from fedsync.model.layout import Layout
 from fedsync.model.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
 from fedsync.observe.replay import replay

@@ -18,7 +18,7 @@ from fedsync.core.extension import Extension
 from fedsync.core.operator.operator_commands import PauseRun
 from fedsync.core.orders import Presence, SiloFacts, WorkOrder
 from fedsync.evaluation.local_baselines import Apart
-from fedsync.policies.features.feature_base import OwnExtension, OwnListener
+from fedsync.policies.extensions.feature_base import OwnExtension, OwnListener
 from tests.core.test_operator_commands import answer, ask, begin, joined, orders
 
 

@@ -12,8 +12,8 @@ from fedsync.core.events import Event, SiloJoined
 from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, Window, WorkOrder
 from fedsync.core.protocols import Balancer
 from fedsync.core.report_checks import check_evaluation, check_facts, check_report, check_speed, usable
+from fedsync.core.silo_weight import Share
 from fedsync.core.speed.sizing import Sizing
-from fedsync.core.weighting import Share
 from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.evaluation.metrics.moments import BlockSums, Mean
 from fedsync.evaluation.metrics.named import shipped

@@ -13,7 +13,7 @@ from fedsync.common.field_docs import meanings
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import UpdateMeta
-from fedsync.core.weighting import Solver
+from fedsync.core.silo_weight import Solver
 from fedsync.flower.shipped import Options
 from fedsync.policies.optimize.optimizer_policies import FedAvgM
 

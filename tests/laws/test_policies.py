@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import SpeedSample
-from fedsync.core.weighting import Weighting, progress
+from fedsync.core.silo_weight import Weighting, progress
 from tests.laws.kinds import cases, name_of, policies_of
 
 Case = tuple[str, str, dict[str, Any]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import LOST, RECEIVED, PlainReplica
 from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, TopK, Wire, WireFormat

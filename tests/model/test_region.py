@@ -6,7 +6,7 @@ import pytest
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkReport
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.extras.relays.plain_region import PlainRegion
 from fedsync.extras.relays.region_sums import share_of
 from fedsync.model.plain_aggregator import PlainAggregator

@@ -34,7 +34,7 @@ class World:
 
     def here(self, at_s: float) -> bool:
         self.at_s = at_s
-        return self.watch.here()
+        return self.watch.should_run()
 
 
 def test_an_order_in_work_is_finished_and_then_the_silo_leaves() -> None:
@@ -60,7 +60,7 @@ def test_a_silo_that_is_started_outside_does_not_come_and_one_without_a_window_a
     world = World()
     assert not world.here(1.0)
     always = PresenceWatch(None, lambda: False)
-    assert always.here() and always.told() == {}
+    assert always.should_run() and always.told() == {}
 
 
 def test_the_trainer_takes_no_order_outside(monkeypatch: pytest.MonkeyPatch) -> None:

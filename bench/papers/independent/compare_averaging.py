@@ -9,7 +9,7 @@ from bench.papers.independent.finding import Finding, decisions, random_silos
 from fedsync.core.actions import Commit
 from fedsync.core.events import UpdateArrived
 from fedsync.core.orders import UpdateMeta, WorkOrder
-from fedsync.core.weighting import Solver
+from fedsync.core.silo_weight import Solver
 from fedsync.model.control_variates import ControlledModel, ControlVariates, key_of
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.policies.aggregate.aggregate_kinds import FedAsync, FedNova

@@ -21,7 +21,7 @@ from fedsync.policies.aggregate.aggregate_kinds import FedAvg, FedNova
 from fedsync.policies.aggregate.weighers import AggregationPolicy
 from fedsync.policies.balance.balancer_base import BalancerPolicy
 from fedsync.policies.barrier.barrier_base import Inner
-from fedsync.policies.features.feature_base import FeaturePolicy
+from fedsync.policies.extensions.feature_base import FeaturePolicy
 from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
 from fedsync.policies.predict.predictor_base import Ema, PredictorPolicy
 from fedsync.policies.rounds.settings_by_round import RoundPolicy
@@ -29,7 +29,7 @@ from fedsync.policies.schema import Chosen, PartOfOne, Positive, PositiveInt
 from fedsync.tasks.task_section import AnyTask
 
 if TYPE_CHECKING:
-    from fedsync.core.weighting import Solver
+    from fedsync.core.silo_weight import Solver
 
 _MOST_PATTERNS = 1000
 

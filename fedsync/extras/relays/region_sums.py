@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedsync.core.orders import WorkReport
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.model.transfer import Payload
 
 
@@ -46,5 +46,5 @@ class RegionAdder(Protocol):
 
 
 def share_of(weighting: Weighting, examples: int, report: WorkReport) -> float:
-    """Weight of an update relative to others of one base: w_i / a_i of `fedsync.core.weighting`."""
+    """Weight of an update relative to others of one base: w_i / a_i of `fedsync.core.silo_weight`."""
     return weighting.weight(examples, report.samples, report.precision) / weighting.progress(report.steps)

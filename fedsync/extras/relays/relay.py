@@ -31,7 +31,7 @@ from fedsync.common.errors import ConfigError, LimitReached, ProtocolError
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_report, check_sealed
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from fedsync.extras.relays.region_sums import RegionAdder, share_of
 from fedsync.extras.relays.relay_messages import (
     MAX_SILOS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fedsync.core import weighting
+from fedsync.core import silo_weight
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Solver, Weighting, progress
+from fedsync.core.silo_weight import Solver, Weighting, progress
 from fedsync.policies.aggregate.weighers import (
     Constant,
     DiscountedPolicy,
@@ -61,7 +61,7 @@ class Normalised:
 class FedNova(DiscountedPolicy):
     """Weighted mean of the updates, each divided by its silo's progress, for unequal numbers of steps."""
 
-    weight: weighting.Share = "examples"
+    weight: silo_weight.Share = "examples"
     """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,
     ``samples`` by the samples processed for it, ``precision`` by samples held and, in private runs, little noise."""
 
@@ -82,7 +82,7 @@ class FedNova(DiscountedPolicy):
 class FedAvg(DiscountedPolicy):
     """Weighted mean of the updates."""
 
-    weight: weighting.Share = "examples"
+    weight: silo_weight.Share = "examples"
     """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,
     ``samples`` by the samples processed for it, ``precision`` by samples held and, in private runs, little noise."""
 

@@ -10,7 +10,7 @@ from annotated_types import Ge, Lt
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Solver
+from fedsync.core.silo_weight import Solver
 from fedsync.model.commit_updates import Combiner
 from fedsync.model.robust_combiners import KrumCombiner, MedianCombiner, TrimmedMeanCombiner
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg

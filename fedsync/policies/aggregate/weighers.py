@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import PRECISION_UNIT, Share, Solver, Weighting
+from fedsync.core.silo_weight import PRECISION_UNIT, Share, Solver, Weighting
 from fedsync.policies.schema import Chosen, Count, NonNegative, Policy, register
 
 if TYPE_CHECKING:

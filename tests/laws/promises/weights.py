@@ -9,7 +9,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived
 from fedsync.core.orders import UpdateMeta
-from fedsync.core.weighting import Weighting
+from fedsync.core.silo_weight import Weighting
 from tests.laws.law import law
 from tests.laws.promises.fairness import lots_decide
 from tests.laws.watched import Run

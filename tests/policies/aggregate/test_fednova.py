@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.orders import UpdateMeta
-from fedsync.core.weighting import Weighting, progress
+from fedsync.core.silo_weight import Weighting, progress
 from fedsync.policies.aggregate.aggregate_kinds import Normalised
 from fedsync.policies.aggregate.weighers import Toward, WeightedMean
 

@@ -16,7 +16,7 @@ from fedsync.config.compatibility import adds_regions, too_few
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Solver
+from fedsync.core.silo_weight import Solver
 from fedsync.model.commit_updates import Combiner, CommitUpdates, Rows
 from fedsync.model.layout import Vector
 from fedsync.model.plain_aggregator import PlainAggregator

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedsync.core.orders import UpdateMeta
-from fedsync.core.weighting import Share, Weighting
+from fedsync.core.silo_weight import Share, Weighting
 from fedsync.policies.aggregate.weighers import (
     Constant,
     Discount,

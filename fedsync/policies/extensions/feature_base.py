@@ -40,13 +40,13 @@ class OwnExtension(Extension):
 
     @property
     def expects(self) -> bool:
-        with told_as(self._kind, "expects", self._inner):
+        with hook_errors(self._kind, "expects", self._inner):
             return self._inner.expects
 
 
 def _hook(hook: str) -> Callable[..., Any]:
     def call(self: OwnExtension, *arguments: Any) -> Any:
-        with told_as(self._kind, hook, self._inner):
+        with hook_errors(self._kind, hook, self._inner):
             found = getattr(self._inner, hook)(*arguments)
         if not isinstance(found, _RETURNS[hook]):
             problem = f"its {hook} returns {found!r:.40}, which is {type(found).__name__}"
@@ -68,12 +68,12 @@ class OwnListener:
         self._inner, self._kind = inner, kind
 
     def follow(self, ledger: Any) -> None:
-        with told_as(self._kind, "follow", self._inner):
+        with hook_errors(self._kind, "follow", self._inner):
             self._inner.follow(ledger)
 
 
 @contextmanager
-def told_as(kind: str, hook: str, own: object) -> Iterator[None]:
+def hook_errors(kind: str, hook: str, own: object) -> Iterator[None]:
     """Turn errors in the code of ``own`` into `ConfigError` with the user's line; pass on `FedSyncError`."""
     try:
         yield
@@ -98,12 +98,12 @@ class FeaturePolicy(Policy):
         return None
 
     def followed(self) -> Extension | None:
-        with told_as(self.kind, "build", self):
+        with hook_errors(self.kind, "build", self):
             built = self.build()
         return built if built is None or self.is_shipped() else OwnExtension(built, self.kind)
 
     def listened(self) -> Any:
-        with told_as(self.kind, "listener", self):
+        with hook_errors(self.kind, "listener", self):
             made = self.listener()
         return made if made is None or self.is_shipped() else OwnListener(made, self.kind)
 
