@@ -8,7 +8,7 @@ The server has no key. It checks everything that silos send, and treats a silo w
 | revealing | to *helpers*, the first t that signed: reveal, and send shares of other silos' | done, with all seeds; |
 |  | seeds; if a helper is lost, all silos that have signed become helpers | closed if fewer than t are left |
 
-So slow silos delay nothing: t answers open the sum, whichever other silos are lost, and at any step.
+So slow silos delay nothing: t answers open the sum (t as in `mask_roster`), whichever other silos are lost at any step.
 """
 
 from __future__ import annotations
