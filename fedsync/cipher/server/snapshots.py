@@ -7,7 +7,7 @@ snapshot, and the links after the snapshot's version.
 | state of a snapshot | condition | links up to its version |
 |---|---|---|
 | candidate | it arrived | are kept |
-| attested | enough others have committed updates that start from its version or a later one | are forgotten |
+| attested | enough other silos have committed updates that start from its version or a later one | are forgotten |
 | relied on unattested | more than `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
 """
 
