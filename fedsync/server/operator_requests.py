@@ -1,4 +1,4 @@
-"""Operator's requests to a running server, as files in the run's folder, and the search for silos that spoil sums.
+"""Operator's requests to a running server, as files, and the search for silos that send invalid encrypted updates.
 
 Only the server's user can enter the folder (0700). Its files:
 
