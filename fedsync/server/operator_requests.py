@@ -171,7 +171,7 @@ class Suspects(DriverExtension):
 
     | event | reaction |
     |---|---|
-    | a sum is spoiled | silos outside the sum return, cleared; half of the suspects stay out, then the other half |
+    | a sum is spoiled | suspects outside it are cleared and return; half of the rest is excluded, then the other half |
     | a sum is spoiled, and a single suspect was in all spoiled sums | it stays out; an operator can readmit it |
     | no sum is spoiled for `PATIENCE` versions, doubled each time no silo is cleared | excluded silos return |
     | an operator readmits an excluded silo | the search continues with it |

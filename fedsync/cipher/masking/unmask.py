@@ -172,7 +172,7 @@ class Announcements:
 
     Masks cancel only between silos that were sent the same roster. So the roster stays fixed for the duration of a
     version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it. Its update cannot be
-    added to the others; from the next version on it is part of the common roster.
+    added to other updates. From the next version on, the silo is in the common roster.
     """
 
     def __init__(self) -> None:

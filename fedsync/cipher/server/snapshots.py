@@ -8,7 +8,7 @@ snapshot, and the links after the snapshot's version.
 |---|---|---|
 | candidate | it arrived | are kept |
 | attested | enough other silos have committed updates that start from its version or a later one | are forgotten |
-| relied on unattested | more than `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
+| used though unattested | more than `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
 """
 
 from __future__ import annotations
