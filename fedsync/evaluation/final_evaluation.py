@@ -22,7 +22,7 @@ Without ``cross_site``, a run skips the test split if no silo holds out a valida
 all silos do. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a sealed
 run asks about silos' own models only if all silos have such models, and skips other silos' models.
 
-Sealed (encrypted) figures can only be added up within a version. So after training, one more version, without a change
+Sealed (encrypted) figures can be added up only within a version. So after training, one more version, without a change
 of the model, carries the scores of the last trained version. A silo evaluates each model only once for the server, with
 its order on this model. So a repeated evaluation-only order, as after a restart of the server, has the same id. The run
 does not end while orders on the newest version are in work. Only a time limit can end it; this version gets no score.

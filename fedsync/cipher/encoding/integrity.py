@@ -12,7 +12,7 @@ without a key. A silo that receives a sum computes h of the sum, adds the pads o
 compares the result with the received tag before it decrypts anything. rho and s are uniform, secret, and equal for all
 messages of a key epoch and suite. Only equal words can share a pad, since the input of a pad includes the digest of the
 words. With two numbers in a tag, a forgery succeeds with probability (2/m)^2, below 2^-116. The tags protect against
-the server and the network, not against silos. `docs/internals/cryptography.md` has the argument.
+the server and the network, not against silos. `docs/internals/cryptography.md` gives the argument.
 
 Source: Agrawal and Boneh 2009, "Homomorphic MACs", section 3, for sums; Carter and Wegman 1981 for hash and pad.
 """

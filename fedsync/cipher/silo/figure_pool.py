@@ -2,7 +2,7 @@
 
 | data | form in which the server gets it | reason |
 |---|---|---|
-| update, greeting (size of updates), snapshot, seeds of masks | sealed for silos | all silos send equally many bytes |
+| update, greeting (size of updates), snapshot, seeds of masks | sealed for silos | equal sizes at all silos |
 | name, device, version held, layout of the model | clear | the server must address requests |
 | declared speed, room in memory, largest batch that fitted | clear | batch sizes follow from them |
 | steps, samples and seconds of an order, speeds in its course | clear | the server orders and times them |
@@ -18,7 +18,7 @@ of q silos, or 2 q updates of more than q / 2 silos. Then a new pool begins, so 
 evaluated one version, only the evaluations of this version are published. If not all silos of a version evaluated, none
 of its evaluations counts. Results on the test split are published separately for each model, and always for the same
 silos (`Panel`). Published figures are means of four digits: longer fractions would disclose the number of samples.
-`docs/internals/cryptography/metrics.md` has the attacks.
+`docs/internals/cryptography/metrics.md` describes the attacks.
 
 The *best* model follows from the pools, so all silos keep the same one; it is in the state's digest. A kept model has a
 file beside the silo's state: written before the state names the model, and removed after it names another model.
