@@ -2,8 +2,8 @@
 
 A new loader per order would restart its workers each time, and prefetch nothing while the silo waits for its next
 order. This loader has an endless batch sampler that gets its batches order by order. If the last two orders had the
-same batch size, as under a balancer that has converged, workers start to fetch the samples that come next. Wrong
-prefetches are dropped, and pending requests for them are skipped.
+same batch size, workers start to fetch the next samples. Wrong prefetches are dropped, and pending requests for them
+are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Atomic file writes, checksums, and secrets: files of mode 0600 in folders of mode 0700, for their owner alone."""
+"""Atomic file writes, checksums, and files that only their owner can read (mode 0600 in folders of mode 0700)."""
 
 from __future__ import annotations
 

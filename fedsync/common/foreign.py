@@ -1,8 +1,8 @@
-"""Escaping of untrusted text: file names, run names, silos' reasons, peers' errors.
+"""Escaping of untrusted text: file names, run names, peers' errors, and the reasons that silos give for a refusal.
 
 Untrusted text may hold terminal commands (ESC), line breaks that forge log lines, marks that reverse the reading
-direction, and markup. So it passes `shown` before it reaches a log or a terminal, and `escape` before it reaches a
-page. `logger` returns loggers that apply `shown` to every record.
+direction, and markup. So `shown` is applied to it before it reaches a log or a terminal, and `escape` before it reaches
+a page. `logger` returns loggers that apply `shown` to every record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fork server: a process that imports libraries once, and then forks programs from itself.
 
 It serves machines on which one operator runs many silos. Forks share its unmodified memory and save its import time. A
-fork must behave like a new process, so the server has a single thread. The fork gets its own:
+fork must behave like a new process, so the server has a single thread. Each fork gets its own resources:
 
 | resource | source |
 |---|---|
@@ -12,7 +12,7 @@ fork must behave like a new process, so the server has a single thread. The fork
 
 A request is a connection to the server's socket: a descriptor for output, then a line of JSON. The fork answers with
 its process id, and at its end with its exit code. The server ends with the process that started it, or at once if its
-libraries have threads or an open GPU. A client without an answer starts the program itself.
+libraries have threads or an open GPU. A client that gets no answer starts the program itself.
 
 Usage: ``python -m fedsync.common.fork_server LISTENER MODULE... ROOM``, with the descriptor of the listening socket.
 ``ROOM`` reserves space for longer command lines.

@@ -1,4 +1,4 @@
-"""Locks on files that a process holds until it ends, however it ends; and a wait with a timeout."""
+"""File locks that last until their process ends in any way, and a wait with a timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Termination of processes with all children, and of this process when its owner process ends."""
+"""Termination of processes together with all their children, and end of this process when its owner process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specification of a run for silos. Every request to a silo has it, so that any process of the silo can answer."""
+"""Specification of a run, as silos receive it. Every request contains it, so any process of a silo can answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration file of a real silo: server, credentials, and the owner's permissions; omitted ones are denied."""
+"""Configuration file of a real silo: server, credentials, and the owner's permissions. Omitted means denied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Availability windows of part-time silos: silos that are away, or have too little time left for more training.
+"""Availability windows of part-time silos: barriers do not see a silo that is away or has too little time left.
 
 A silo reports its remaining time when it joins and with each update (`fedsync.core.orders.Presence`). This module
 converts the durations to times on the run's clock. Silos without a window are not tracked.

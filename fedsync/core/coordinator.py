@@ -14,7 +14,7 @@ States of a silo in `CoordinatorState`:
 | | | `WorkFailed`, or the report is not sound | idle, with one more failure; the update is discarded |
 | | | `SiloJoined`: it has lost its order | idle; the update is discarded |
 | idle, busy | | `SiloLost` | absent; an update in work is discarded |
-| busy | has an ``order`` | the barrier queues another: `Dispatch` | busy, with one ``queued`` |
+| busy | has an ``order`` | the barrier queues another order: `Dispatch` | busy, with one ``queued`` |
 | busy, with one queued | has a ``queued`` order | as busy, for the order in work | busy: the queued order is in work |
 | failed | idle, `MAX_FAILURES` in a row | as idle; a sound update or `SiloJoined` resets the count | busy, idle |
 | any | the operator drops it | `OperatorAsked`; a `SiloJoined` is ignored until readmission | absent |

@@ -8,25 +8,24 @@
 | commit | if figures are sealed: commit their updates, which change nothing, as one more version | |
 | question | `Evaluate`; if figures are sealed, it brings the sum | all silos have answered |
 
-Halt happens once. The other steps are repeated for each question below; tally also if all of its silos were lost:
+Halt happens once. The other steps are repeated for each question below; tally also after the loss of all its silos:
 
 | question | reason | skipped if |
 |---|---|---|
 | last version, validation split | it may be the best; sealed: it brings the sum of scores | all have evaluated it |
-| last version, test split | the run's result, on samples that decided nothing | see below |
+| last version, test split | the run's result, on samples that influenced no decision | see below |
 | best version, test split | the best model's result | see below, or the best version is the last |
 | silos' own models, test split | each silo's gain from the run | ``cross_site`` is off |
 | another silo's local model, test split | cross-site matrix | ``cross_site`` is off, or the owner shares no model |
 
-Without ``cross_site``, a run skips the test split if no silo holds out a validation split; a sealed run skips it unless
-all silos hold one out. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a
-sealed run asks about silos' own models only if all silos have one, and skips other silos' models.
+Without ``cross_site``, a run skips the test split if no silo holds out a validation split. A sealed run skips it unless
+all silos do. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a sealed
+run asks about silos' own models only if all silos have such models, and skips other silos' models.
 
-Sealed (encrypted) figures can only be added up within a version. So after training, one more version, without a change
+Sealed (encrypted) figures can be added up only within a version. So after training, one more version, without a change
 of the model, carries the scores of the last trained version. A silo evaluates each model only once for the server, with
-its order on this model. So a repeated evaluation-only order, as after a restart of the server, has the same id. And the
-run does not end while orders on the newest version are in work. Only a time limit ends it then, and the newest version
-has no score.
+its order on this model. So a repeated evaluation-only order, as after a restart of the server, has the same id. The run
+does not end while orders on the newest version are in work. Only a time limit can end it; this version gets no score.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
 | local | version 0 | the samples that the silo processed in the run, in whole orders; or a set number of orders |
 | tuned | the best version | one order with the configured number of steps |
 
-Each order has the batch size, steps and learning rate that the silo would have had for the next version: the silo does
-the same work as in the federation, only alone. The silo keeps the trained model; the server only counts orders. A
-failed order is repeated, up to `MOST_FAILURES` times in a row. The run does not wait for a lost silo. A silo that
-returns while others still train continues where it stopped.
+Each order has the batch size, steps and learning rate that the silo would have had for the next version. So the silo
+does the same work as in the federation, but without other silos. The silo keeps the trained model; the server only
+counts orders. A failed order is repeated, up to `MOST_FAILURES` times in a row. The run does not wait for a lost silo.
+A silo that returns while others still train continues where it stopped.
 """
 
 from __future__ import annotations

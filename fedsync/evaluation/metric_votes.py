@@ -2,13 +2,13 @@
 
 The server cannot read the sums of encrypted metrics: silos decrypt the sums and report them. The server believes a
 figure once more than half of the present silos report it, and at least two. One lying silo changes nothing; if two
-silos are left and one lies, nothing is believed.
+silos are left and one of them lies, the server believes no figure.
 
 | claims about a version | next |
 |---|---|
-| none with enough silos | wait: every silo reports with its next update |
-| one with enough silos | `Attested`, once |
-| two that differ | a `Note`, once a run, whichever is right |
+| no claim has enough silos | wait: every silo reports with its next update |
+| one claim has enough silos | `Attested`, once |
+| two claims differ | a `Note`, once a run, whichever claim is right |
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Published ZipLine searches for the end of a superstep, and the paper's baselines; all are slower than `sweep`.
 
-Observed behaviour (silos count from 0, steps from 1; `fedsync.policies.barrier.kinds.elastic` has the three rules):
+Observed behaviour (silos count from 0, steps from 1; `fedsync.policies.barrier.kinds.elastic` lists the three rules):
 
 - `zipline`, `zipline_opt`, `zipline_opt_bs`: exact in time and waiting. As printed, Algorithm 2 takes from an empty
   set: once the ends run out, line 15 still asks for more. Stopping there without a guard returns an incomplete set:

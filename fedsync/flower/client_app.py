@@ -1,7 +1,7 @@
 """Flower ClientApp of a silo: passes a run's invitation (*join*) to the silo's agent process, and confirms it.
 
-Without a hub, as in Flower's simulation engine, the app answers requests itself. It imports little, because Flower
-starts a process for every message. It raises no exceptions, because Flower would send their text to the server.
+Without a hub (the server's own port), as in Flower's simulation engine, the app answers requests itself. It imports
+little: Flower starts a process for every message. It raises no exceptions: Flower would send their text to the server.
 """
 
 from __future__ import annotations

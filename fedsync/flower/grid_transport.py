@@ -1,7 +1,7 @@
 """Transport over Flower's own messages and public API: slow, but available in every version of Flower.
 
 Flower starts a process for each message, and polls every few seconds. Flower's simulation engine, and silos that reach
-only the SuperLink, need this transport. Other runs use a hub.
+only the SuperLink, need this transport. Other runs use a hub, the server's own HTTPS port.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 | node | until | then |
 |---|---|---|
-| online at the SuperLink | now; if it refused or its session was lost, after a pause, longer each time | invited |
+| online at the SuperLink | at once; after a refusal or a lost session: after a pause, longer each time | invited |
 | invited | its session begins | present |
 | invited | it answers that it does not join | present, with this answer to each question; invited again later |
 | present | its session is lost (`fedsync.transport.hub.sessions`) | gone; invited while it is online |

@@ -20,12 +20,12 @@ commit of S silos with total weight W, and T and T+, the total weight of all sil
   g is the change over ``sum w_i K_i``. With equal steps this holds for FedAvg.
 - It suffices that m = sum kappa n_i m_i for any constant kappa, so T need not be exact; with sealed figures, T is
   unknown. T grows by the mean weight of a commit's updates for each new silo, and to at least W.
-- That sum must be exact. So m_i+ counts only with its committed update, as it arrives after rounding, and all updates
-  of a commit start from the newest version. An absent silo keeps its part of m.
+- The sum of kappa n_i m_i must be exact. So m_i+ counts only with its committed update, as it arrives after rounding,
+  and all updates of a commit start from the newest version. An absent silo keeps its part of m.
 
-Without encryption, m is sent with the model (`ControlledModel`): the model and m, float32, then 16 bytes a silo, the
-first 8 bytes of SHA-256 of its name and the serial number of its last committed update, int64. The number tells a silo
-to which update its own variate belongs. All silos get the same bytes.
+Without encryption, m is sent with the model (`ControlledModel`): the model and m, float32. Then follow 16 bytes a silo:
+the first 8 bytes of SHA-256 of its name, and the serial number of its last committed update, int64. The number tells a
+silo to which update its own variate belongs. All silos get the same bytes.
 
 Source: Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1, option II.
 """

@@ -7,8 +7,8 @@ sum of the unsent values.
 
 - The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.order_results`). So a
   repeated order yields the same bytes, and a killed trainer repeats its order with the earlier residual.
-- The residual is stored times n_i / a_i, its factor in a commit (`Weighting`): the next order may have other steps and
-  another batch size, and the server weighs the next update by those.
+- The residual is stored times n_i / a_i, its factor in a commit (`Weighting`). The next update is weighed by its own
+  order, which may have other steps and another batch size.
 - A discarded or lost update does not change the residual, and its values are lost, as with 32 bits. So a silo need not
   know the fate of its update.
 - A silo that returns after a long absence adds its residual, however old. It acts as a late update: a few hundredths of

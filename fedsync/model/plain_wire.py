@@ -8,8 +8,8 @@
 | `Int8` | 1.01 | half a step, for each value: a step is 1/127 of the largest of the 512 values in its block |
 | `TopK` | (4 + bytes of the inner format) times the share | all other values |
 
-If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` need no feedback, and round to
-nearest: the error is smaller than that of stochastic rounding by the square root of two. `Int8` would lose values below
+If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` need no error feedback. They round
+to nearest, because the error of stochastic rounding is larger by the square root of two. `Int8` would lose values below
 a step in every update. So it rounds stochastically, and its loss is added to the next update
 (`fedsync.model.plain_replica`).
 """

@@ -1,4 +1,4 @@
-"""Combiners of `fedsync.policies.aggregate.robust`, which has the sources: median, trimmed mean and Krum."""
+"""Median, trimmed mean and Krum: combiners of `fedsync.policies.aggregate.robust`, where the sources are cited."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Without encryption the server computes the step. Under encryption each silo does, and all silos must compute identical
 bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only. `pow` is not one of them, so
 powers of decay rates are stored, and multiplied once more at each commit. Values below `TINY` become 0, because some
-programs let the processor treat subnormal numbers as zero. Whatever the sums are, no moment becomes infinity or NaN:
-the change that enters the optimizer, each first moment and each step lie within +-`LARGEST`, and each second moment
-within 0 and the square of `LARGEST`, which is finite; so its root is a number.
+programs let the processor treat subnormal numbers as zero. No moment becomes infinity or NaN, whatever the sums are.
+The change that enters the optimizer, each first moment and each step lie within +-`LARGEST`. Each second moment lies
+between 0 and the square of `LARGEST`, which is finite.
 
 A commit without any change makes no step: momentum has no reason to continue.
 """

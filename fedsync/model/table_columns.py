@@ -1,8 +1,8 @@
 """Rules for the columns of a table: cell parsing, and the properties that must agree at all silos.
 
-A cell is text and holds a missing value, a number or a word; `ColumnRule` decides, alike at all silos. If the rule
-leaves a column's kind open, `infer` decides by the cells. A cell that only resembles a number is an error: read as a
-word, it would be hashed; read as a number, its value would be a guess. No error of this module quotes a cell.
+A cell is text and holds a missing value, a number or a word; `ColumnRule` decides which, alike at all silos. If the
+rule leaves a column's kind open, `infer` decides by the cells. A cell that only resembles a number is an error: read as
+a word, it would be hashed; read as a number, its value would be a guess. No error of this module quotes a cell.
 """
 
 from __future__ import annotations

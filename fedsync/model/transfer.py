@@ -1,8 +1,8 @@
 """Protocols for model data: `Aggregator` at the server, and `Replica`, a silo's copy of the model.
 
-Code that decides never sees payloads; a driver (main loop) moves them. Without encryption, payloads are float32
-vectors. Under encryption they are sealed bytes: the model exists at the silos only, and the `Aggregator` sends a silo
-the changes that it lacks.
+The coordinator never sees payloads; a driver (main loop) moves them. Without encryption, payloads are float32 vectors.
+Under encryption they are sealed bytes: the model exists at the silos only, and the `Aggregator` sends a silo the
+changes that it lacks.
 """
 
 from __future__ import annotations

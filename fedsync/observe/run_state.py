@@ -1,4 +1,4 @@
-"""State of a run whose server process does not run, from the files in its folder. Without heavy imports."""
+"""State of a run whose server process does not run, from the files in the run's folder. Imports little."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The trainer's own parser reads the waiting specification. The summary omits and truncates nothing: fields without a
 special line are shown verbatim, and a run with values too long to read is refused. One line gives the number of fields,
-so that the owner notices lines that scrolled away. Text from the server is printed as JSON, so that it cannot contain
-terminal commands.
+so that the owner notices lines that scrolled away. Text from the server is printed as JSON, without terminal commands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Signed heads of a silo's audit log, which reveal a rewritten or truncated log.
 
-A head has number and digest of a line, signed by the silo's node key, or without TLS by a separate key of the log. The
+A head has number and digest of a line. The silo's node key signs it; without TLS, a separate key of the log does. The
 silo's supervisor signs outside of the message path: when the silo starts and ends, and within a minute after new lines.
 So the lines of a run's end are signed, although no request announces the end. The supervisor reads on from the last
 signed line, and never signs a log that does not continue from this line.

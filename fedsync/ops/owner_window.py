@@ -1,4 +1,4 @@
-"""Schedule of a part-time silo's processes, by its owner's availability window."""
+"""Schedule of a part-time silo's processes, by the availability window that the silo's owner sets."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Watchdog that resubmits dead runs of a real server, as long as the server lives.
 
 The watchdog never gives up a run. The pause before the next try doubles with each death at the same model version, up
-to ten minutes; a new version resets the pause. If a submission fails, because the SuperLink is unreachable or the disk
-is full, the retries begin after five seconds, with pauses of at most a minute. Runs whose server process Flower never
-started are retried too. `fedsync server stop` ends the retries.
+to ten minutes; a new version resets the pause. If a submission fails (SuperLink unreachable, disk full), the retries
+begin after five seconds, with pauses of at most a minute. Runs whose server process Flower never started are retried
+too. `fedsync server stop` ends the retries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Submission, resumption and stop of runs on a real server.
 
-A run's folder has its state. The server process holds a lock in the folder while the process lives, and writes ``done``
-or ``error.json`` when it ends by itself. A run with a free lock and without these files has died.
+A run's folder holds the run's state. The server process holds a lock in the folder while the process lives, and writes
+``done`` or ``error.json`` when it ends by itself. A run with a free lock and without these files has died.
 `fedsync.ops.run_watchdog` resubmits a dead run, which continues from its newest checkpoint.
 
 A process that submits, resumes or stops a run holds a second lock, and reads the run's state only under this lock. So

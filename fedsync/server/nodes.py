@@ -1,8 +1,8 @@
 """Identity and admission of nodes: Flower's connections to the silos.
 
 If the SuperLink authenticates nodes, a node's key is registered under a name (``flwr supernode register KEY.pub
-CONNECTION --name berlin``). The grid reports this name, and the node must present itself as this silo. Without
-registration, the server relies on the name that the node reports.
+CONNECTION --name berlin``). The grid reports this name, and the node must present itself as the silo of this name.
+Without registration, the server relies on the name that the node reports.
 """
 
 from __future__ import annotations

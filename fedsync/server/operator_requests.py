@@ -1,4 +1,4 @@
-"""Operator's requests to a running server, as files in the run's folder, and the search for silos that spoil sums.
+"""Operator's requests to a running server, as files, and the search for silos that send invalid encrypted updates.
 
 Only the server's user can enter the folder (0700). Its files:
 
@@ -171,7 +171,7 @@ class Suspects(DriverExtension):
 
     | event | reaction |
     |---|---|
-    | a sum is spoiled | silos outside the sum return, cleared; half of the suspects stay out, then the other half |
+    | a sum is spoiled | suspects outside it are cleared and return; half of the rest is excluded, then the other half |
     | a sum is spoiled, and a single suspect was in all spoiled sums | it stays out; an operator can readmit it |
     | no sum is spoiled for `PATIENCE` versions, doubled each time no silo is cleared | excluded silos return |
     | an operator readmits an excluded silo | the search continues with it |

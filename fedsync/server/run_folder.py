@@ -1,4 +1,4 @@
-"""Files in a run's folder with the process id of its server process, its state, and the address of its hub."""
+"""Files in a run's folder: process id of the server process, state of the run, and address of the run's hub."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ sender (`fedsync.server.outbox`) and a handler (`fedsync.silo.session.service`).
 
 | request | bytes with it | replies | bytes with them |
 |---|---|---|---|
-| `Describe` | | `Hello` | greeting, if the silo has one |
+| `Describe` | | `Hello` | encrypted run: the *greeting*, sealed size of the silo's updates |
 | `AskModel` | | `InitialModel` | the model, float32, if it is asked for |
 | `Train` | the model, or the changes that the silo lacks | `InProgress`, `WorkReport`, `VersionMismatch` | the update |
 | `Collect` | | as `Train` | as `Train` |

@@ -1,7 +1,7 @@
 """Rehearsal of a private run in virtual time: its orders are entered in ledgers in memory, and nothing is trained.
 
 Coordinator, simulated machines and the silos' budget checks are those of the run. So a rehearsal has the balancer's
-batch sizes and the evaluations by sampled silos, but no scores: stop rules that depend on scores do not end it.
+batch sizes and the evaluations by sampled silos, but no scores: stop rules based on scores do not end the rehearsal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Interface of tasks: a model, one silo's data, a loss and a score. A user's own task implements only this."""
+"""Interface of tasks: a model, one silo's data, a loss and a score. A user's own task needs no other interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clock of one order: times each local step, decides whether another may begin, and measures the machine's load."""
+"""Clock of one order: times each local step, decides whether another step may begin, measures the machine's load."""
 
 from __future__ import annotations
 

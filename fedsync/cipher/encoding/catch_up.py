@@ -3,16 +3,16 @@
     magic [4] | format version [2] | kind of start [2] | from: version [8] | to: version [8] | attempt [8]
     | lengths of start, calibration and roster [3 x 8] | number of links [8] | start | calibration | roster | links
     start: model of version ``from``, in a sealed snapshot or in the clear; empty if the silo holds it or has no model
-    calibration: an aggregate of headers, or empty | roster: the silos' announcements for masks, or empty
+    calibration: sum of headers that sets the first exponents, or empty | roster: silos' public keys for masks, or empty
     each link: kind [8] | number of entries [8] | entries
-    each entry: version [8] | number of sums [8] | lengths of clear and reveals [2 x 8] | each sum: length [8], an
-    aggregate | clear: values in the clear | reveals: data that removes masks
+    each entry: version [8] | number of sums [8] | lengths of clear and reveals [2 x 8]
+    | each sum: length [8], an aggregate | clear: values in the clear | reveals: data that removes masks
 
     snapshot: author: length [1], UTF-8 | run digest R [32] | version [8] | Ed25519 signature over these three fields
     and the SHA-256 of the rest [64] | the rest: sealed, see `fedsync.cipher.silo.replica_state`
 
 A *link* has the changes from one version to the next. Zeros fill each part of variable length to a multiple of 8 bytes.
-Numbers are little-endian. The decoded parts are views of the message, whose content is still unchecked.
+Numbers are little-endian. Decoded parts are views of the message; their content is still unchecked.
 """
 
 from __future__ import annotations

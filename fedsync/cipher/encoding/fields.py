@@ -1,8 +1,8 @@
 """Variable-length fields in the header of an encrypted message: names, and *members*, the updates in a sum.
 
 name: length [1], UTF-8
-member: update id as a name, round [8], nonce [16], chain [32]
-digests of a member: SHA-256 of its words [32], digest of its annex [32]; zeros if it has no annex
+member: update id as a name, round [8], nonce [16], chain: digest of the history behind the update [32]
+digests of a member: SHA-256 of its ciphertext words [32], digest of its `annex` [32]; zeros if it has no annex
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ modulo the same prime m. For c = 0 and 1
     tag_c  = h_c(w) + pad_c(all that the sender knew of the message, SHA-256 of w included)    (mod m)
 
 where w_bp are the ciphertext words: block b is a chunk, p a position in the chunk. The server adds words and tags
-without a key. A silo that receives a sum computes h of the sum, adds the pads of the members that the sum names, and
+without a key. A silo that receives a sum computes h of the sum, adds the pads of the updates that the sum names, and
 compares the result with the received tag before it decrypts anything. rho and s are uniform, secret, and equal for all
 messages of a key epoch and suite. Only equal words can share a pad, since the input of a pad includes the digest of the
 words. With two numbers in a tag, a forgery succeeds with probability (2/m)^2, below 2^-116. The tags protect against
-the server and the network, not against silos. `docs/internals/cryptography.md` has the argument.
+the server and the network, not against silos. `docs/internals/cryptography.md` gives the argument.
 
 Source: Agrawal and Boneh 2009, "Homomorphic MACs", section 3, for sums; Carter and Wegman 1981 for hash and pad.
 """

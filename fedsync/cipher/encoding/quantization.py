@@ -2,8 +2,8 @@
 
 Each tensor has an *exponent* e that all silos agreed on. Its values lie within +-2^e, and its step is 2^(e - bits + 1).
 All silos of a sum use equal exponents: the sum of the integers, times the step, is exactly the sum of rounded values.
-The header (`tally`) takes the first slots of chunk 0, and the values follow: a separate chunk for the header would add
-several percent to a small model's traffic.
+The header (`tally`) takes the first slots of chunk 0 (`packing`), and the values follow: a separate chunk for the
+header would add several percent to a small model's traffic.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     magic [4] | format version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | number of members [2]
     | length of this header [4] | length of the annex [4] | number of chunks [4] | key epoch [4] | attempt [4]
     | round [8] | group fingerprint [16] | grid digest [32] | sender: length [1], UTF-8 | each member | zeros to 8
-    each member: as in `fields`, with the digests in an aggregate only
+    each member (update in a sum): as in `fields`; in an aggregate (sum of updates) with the digests
     annex: additional data of a masked update; zeros to 8
     payload: all chunks, as little-endian words of 64 bits; chunk 0 begins with the numbers of `tally`
     tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
 
-The only member of an update is the update itself. Its receiver computes the two digests. An aggregate names every
+The only member of an update is the update itself; the receiver computes the two digests. An aggregate names every
 update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can send the first
 chunks while it seals the last. A *slip* is an update with the SHA-256 of the payload instead of the payload: a few
 hundred bytes under the same signature.

@@ -1,7 +1,7 @@
 """Noise for silo-level differential privacy: each silo adds a share of the noise before it encrypts its update.
 
 The sum of all shares hides each silo's update. Colluding silos can subtract only their own shares. A sum has at least m
-silos, of which k may collude. z is the noise multiplier. C, D and deviations are in steps of the integers.
+silos, of which k may collude. z is the noise multiplier. C, D and deviations are in quantisation steps.
 
 | step | quantity |
 |---|---|

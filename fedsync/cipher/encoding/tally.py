@@ -17,18 +17,18 @@ adds them exactly:
     18 .. 21   evaluation: samples
     22 .. 25   mean training loss per sample, in units of 2^-20
     26         silos whose evaluation has samples
-    27, 28     subject and split of the evaluation: index into `QUESTIONS`, and its square (shows different indices)
+    27, 28     subject and split of the evaluation: index into `QUESTIONS`, and its square, to detect unequal indices
     29         silos that report a training loss
     30, 31     silos that report the loss, and the score, of an evaluation with samples
     32 ..      votes: one counter of 8 bits per group and exponent, four in a slot
-    then       sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
+    then       sums of each statistic: a count takes one slot, any other number takes six, in units of 2^-64
 
 A number that takes several slots is cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
 Statistics have a finer unit than losses: their owner chooses the unit of measurement, and the sums may be small in it.
 
-A loss or a score counts only if all silos that could report it do: a mean over some silos would disclose which. An
-impossible sum of evaluations is dropped, and the rest of the header counts: wrong metrics of one silo must not make the
-updates of all silos unusable.
+A loss or a score counts only if all silos that could report it do: a mean over some silos would disclose which silos.
+An impossible sum of evaluations is dropped, and the rest of the header counts: wrong metrics of one silo must not make
+the updates of all silos unusable.
 """
 
 from __future__ import annotations

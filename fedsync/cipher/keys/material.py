@@ -3,7 +3,7 @@
 The silos share a *group secret* that the server never sees: a BFV context with its secret key, and 32 bytes from which
 every other shared key is derived. One group secret and one list of members form an *epoch*. Every change of members
 starts the next epoch. Each silo also has two key pairs of its own: X25519 for key agreement, Ed25519 for signatures.
-`fedsync.cipher.keys.keywrap` transports the group secret to the silos; `fedsync.cipher.keys.keyring` has the files.
+`fedsync.cipher.keys.keywrap` transports the group secret to the silos; `fedsync.cipher.keys.keyring` stores the files.
 
 Source: HKDF, RFC 5869; AES-GCM, NIST SP 800-38D; X25519, RFC 7748; Ed25519, RFC 8032.
 """

@@ -1,15 +1,15 @@
-"""Annex of a masked update: commitments to the seeds of its masks, and secret shares of the seeds for other silos.
+"""Annex of a masked update: commitments to the seeds of its `masks`, and secret shares of the seeds for other silos.
 
-    context [32] | work [32] | commitment to the own seed [32] | by name of each other silo of the roster: commitment
-    to the pair seed [32] | by name of each other silo: the shares for it, encrypted: nonce [12], AES-GCM ciphertext
+    context [32] | work [32] | commitment to the own seed [32] | by name of each other silo that masks: commitment
+    to the pair seed [32] | by name of each of these silos: its encrypted shares: nonce [12], AES-GCM ciphertext
 
 The parts are encoded as `frames`. A *commitment* is the SHA-256 of a seed. *Work* states steps and samples
 (`masked_work`). The annex's digest covers context, work and the SHA-256 of the rest. The update's tag and signature
 cover the digest. A seed that is revealed later is accepted only if it fits its commitment.
 
-Every seed is split into *shares*. A silo gets a share of the own seed, then of each pair seed by name, encrypted with a
-key that follows from the context and the two silos' key pairs for the run. A seed is the value at 0 of a polynomial
-modulo a prime above 2^256 with fresh uniform coefficients; the share of holder x is the value at x. Fewer than
+Every seed is split into *shares*. Each other silo gets one share of the own seed, then one of each pair seed by name.
+The shares are encrypted with a key from the context and the two silos' key pairs for the run. A seed is the value at 0
+of a polynomial with fresh uniform coefficients modulo a prime above 2^256. Holder x has the value at x. Fewer than
 ``threshold`` shares disclose nothing. A changed share yields a wrong seed, which only the commitment reveals.
 
 Source: Shamir 1979, "How to share a secret".

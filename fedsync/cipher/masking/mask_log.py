@@ -2,13 +2,13 @@
 
 Two updates under one pair mask disclose their difference, and a restarted process would compute the same masks again.
 So the use of a mask is logged before the masked data can leave. The log is on disk beside the long-lived keys. It also
-holds the private key of the pair for masks. Seeds of masks are never on disk: if a silo restarts, others reveal them.
+holds the private key of the pair for masks. Seeds of masks are never on disk: after a restart, other silos reveal them.
 
 | state of the log | consequence |
 |---|---|
-| gone | the key pair is gone with it: the silo announces another, and no mask repeats |
+| gone | the key pair is gone with it: the silo announces a new pair, and no mask repeats |
 | damaged | the silo masks nothing: its key pair may differ from the announced pair |
-| an older copy | pair masks may repeat; own masks do not, and the other silos sign no second list |
+| an older copy | pair masks may repeat; own masks do not, and the other silos sign no second list of survivors |
 | unused for a week when another log is created | removed: somebody who gets the keys later learns no mask |
 """
 

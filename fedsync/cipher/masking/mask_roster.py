@@ -2,14 +2,14 @@
 
 For each run a silo makes a fresh X25519 pair and *announces* it: the public half and the run's digest, signed together
 under its long-lived key. The server collects announcements and sends all of them, the roster, with each order. Pair
-masks come from these pairs alone, so long-lived keys disclose no mask afterwards. A silo takes no part if the roster
-has another key under the silo's name. Masks depend on the roster's digest, so masks of silos with different rosters do
-not cancel.
+masks follow only from these key pairs, so long-lived keys disclose no mask afterwards. A silo takes no part if the
+roster has another key under the silo's name. Masks depend on the roster's digest, so masks of silos with different
+rosters do not cancel.
 
 Of n silos, k may collude with the server. The *threshold* t satisfies 2 t > n + k and t <= n. After a silo is lost, the
-others sign the list of the remaining silos, and t signatures are needed. Two different lists cannot both get t: honest
-silos sign one list and the k silos sign both, which gives at most (n - k) + 2 k = n + k signatures. The k silos also
-have fewer than t shares.
+other silos sign the list of the remaining silos, and t signatures are needed. Two different lists cannot both get t
+signatures: honest silos sign one list and the k silos sign both, which gives at most (n - k) + 2 k = n + k signatures.
+The k silos also have fewer than t shares.
 
 Source: Bonawitz et al. 2017, section 6.2 (the active adversary), theorem 6.5.
 """

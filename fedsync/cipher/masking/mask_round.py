@@ -1,17 +1,17 @@
 """Secure-aggregation state of one silo for one masked sum, and the messages that remove the masks.
 
-    sign       context | list of survivors: by name, the stub of the annex of the update that is in the sum
+    sign       context | list of survivors: by name, the beginning (*stub*) of the annex of the update in the sum
     reveal     context | by name, signatures of that list | by name, annexes of the survivors that are lost
     signed     context | signature [64]
     revealed   context | the silo's own seed and pair seeds | by name, shares of the seeds of each lost survivor
 
 The server sends ``sign`` and ``reveal``; silos answer ``signed`` and ``revealed``. A message is encoded as `frames`,
-with this word as its first frame.
+with its name (such as ``sign``) as the first frame.
 
 | state | next | by |
 |---|---|---|
 | fresh | masked | `mask`, chunk after chunk, each once |
-| masked | signed | `sign`: one list of survivors and never another |
+| masked | signed | `sign`: one list of survivors, and never a different list |
 | signed | signed | `reveal`, with t signatures of that list, as often as requested: own seed, pair seeds with silos |
 |  |  | that dropped out, and shares of the same two kinds of seeds of each lost survivor |
 
@@ -61,8 +61,8 @@ _STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """List of the silos in the sum that each of them signs, with the stubs of their annexes by name. A stub has the
-    commitment to a seed that was drawn for one update alone, so a list refers to these very updates.
+    """List of the silos in the sum, signed by each of these silos, with the stubs of their annexes by name. A stub has
+    the commitment to a seed that was drawn for one update alone, so a list refers to these very updates.
     """
 
     context: bytes

@@ -1,16 +1,16 @@
 """Limit on how much the local work of silos may differ within one masked sum.
 
-If one silo does two hundred steps and the others do one, the sum is almost that silo's update. So each update states
-its work in its annex, and the list of survivors repeats it. No silo signs a list in which one update has more than
-``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in silo.yaml).
-An evaluation-only update is all zeros, and counts as no work.
+If one silo does two hundred steps and the other silos do one step, the sum is almost that silo's update. So each update
+states its work in its annex, and the list of survivors repeats it. No silo signs a list in which one update has more
+than ``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in
+silo.yaml). An evaluation-only update is all zeros, and counts as no work.
 
 | figure | its ratio limits the ratio of |
 |---|---|
 | steps | the distances that training can cover |
 | samples | the weights of updates, if updates are weighted by samples |
 | way | steps, multiplied by samples if updates are weighted by samples |
-| budget | the times that orders allow training code that counts no steps |
+| budget | the time limits of orders, for training code that counts no steps |
 """
 
 from __future__ import annotations

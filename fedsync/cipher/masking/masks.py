@@ -1,10 +1,11 @@
 """Masks (secure aggregation) below the encryption: server and k silos together see only the other silos' sum.
 
-Before encryption, silo i of a roster applies two kinds of masks to its slots, modulo t. Its *own mask* comes from a
-seed b_i, drawn for this update. A *pair mask* for each other silo j comes from a seed s_ij that only the two can
-compute; silo i adds it if i < j, and subtracts it otherwise. So pair masks cancel in the sum of the whole roster.
+Before encryption, silo i of a roster (silos that mask) applies two kinds of masks to its slots. Its *own mask* comes
+from a seed b_i, drawn for this update. A *pair mask* for each other silo j comes from a seed s_ij that only i and j can
+compute. Silo i adds it if i < j, and else subtracts it. So pair masks cancel in the sum of the whole roster.
 *Survivors* are the silos whose updates arrived. They reveal the seeds of their own masks, and of their pair masks with
-silos that dropped out. Seeds of lost survivors come from shares. See `docs/internals/cryptography/masks.md`.
+silos that dropped out. A lost survivor's seeds come from shares at other silos. See
+`docs/internals/cryptography/masks.md`.
 
 | part | protects against |
 |---|---|
@@ -12,7 +13,7 @@ silos that dropped out. Seeds of lost survivors come from shares. See `docs/inte
 | pairs made for one run (`mask_roster`) | an attacker who obtains the long-lived keys afterwards |
 | bound of work (`masked_work`) | a server that gives other silos almost no work, so that the sum is nearly one update |
 | own masks | a server that has a silo's update and claims that the silo dropped out |
-| one list, t signatures (`mask_round`) | a server that shows two lists, for both kinds of a silo's mask |
+| one list, t signatures (`mask_round`) | a server that shows two lists, to remove both kinds of a silo's masks |
 | shares, commitments (`annex`) | silos that are lost before they reveal; silos that reveal false seeds |
 | log of used masks (`mask_log`) | a server that repeats an order, and disks that are restored to an older state |
 

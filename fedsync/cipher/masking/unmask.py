@@ -8,7 +8,7 @@ The server has no key. It checks everything that silos send, and treats a silo w
 | revealing | to *helpers*, the first t that signed: reveal, and send shares of other silos' | done, with all seeds; |
 |  | seeds; if a helper is lost, all silos that have signed become helpers | closed if fewer than t are left |
 
-So slow silos delay nothing: t answers open the sum, whichever other silos are lost, and at any step.
+So slow silos delay nothing: t answers open the sum (t as in `mask_roster`), whichever other silos are lost at any step.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Announcements:
 
     Masks cancel only between silos that were sent the same roster. So the roster stays fixed for the duration of a
     version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it. Its update cannot be
-    added to the others; from the next version on it is part of the common roster.
+    added to other updates. From the next version on, the silo is in the common roster.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Chain of encrypted model changes (*links*, one per version) at the server, and sums of updates, without a key."""
+"""Chain of encrypted model changes (*links*, one per version) at the server, which adds updates without a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Store of encrypted updates at the server until their commit, with every check that needs no key."""
+"""Store of encrypted updates at the server until their commit. It makes every check that needs no key."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ snapshot, and the links after the snapshot's version.
 | state of a snapshot | condition | links up to its version |
 |---|---|---|
 | candidate | it arrived | are kept |
-| attested | enough others have committed updates that start from its version or a later one | are forgotten |
-| relied on unattested | more than `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
+| attested | enough other silos have committed updates that start from its version or a later one | are forgotten |
+| used though unattested | more than `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 1. *Decode*: every sum and the calibration are cut out and have the right form.
 2. *Authenticate*: `Authenticator` verifies that every sum is what its members sealed.
-3. *Place*: each link fits the links before it. Its updates are new, enough, from silos of the group, and start from
-   versions that this silo knows; an UNDO link reverts what was added last.
+3. *Place*: each link fits the links before it. Its updates are new, are enough, come from silos of the group, and start
+   from versions that this silo knows. An UNDO link reverts the last added links.
 
 Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. A silo can compute a version's digest D
-(`history`) only after it has opened all links up to this version. So `alike_members` finds only after opening which
+(`history`) only after it has opened all links up to this version. So `alike_members` can tell only after opening which
 updates come from silos with the same history as this silo.
 """
 

@@ -2,7 +2,7 @@
 
 | data | form in which the server gets it | reason |
 |---|---|---|
-| update, greeting, snapshot, seeds of masks | sealed for silos | their sizes are the same for all silos |
+| update, greeting (size of updates), snapshot, seeds of masks | sealed for silos | equal sizes at all silos |
 | name, device, version held, layout of the model | clear | the server must address requests |
 | declared speed, room in memory, largest batch that fitted | clear | batch sizes follow from them |
 | steps, samples and seconds of an order, speeds in its course | clear | the server orders and times them |
@@ -13,15 +13,15 @@
 | other figures (`WorkReport.metrics`) | not at all | no decision uses them |
 | answer to `EvaluateModel` | pools | the sent model is not evaluated: the server could choose it |
 
-Silos add up the figures of successive versions in a pool. They publish the pool once it has updates of as many silos as
-the quorum, or twice as many updates as the quorum from more than half as many silos. Then a new pool begins, so no two
-pools share an update. If as many silos as the quorum evaluated one version, only the evaluations of this version are
-published. If not all silos of a version evaluated, none of its evaluations counts. Results on the test split are
-published separately for each model, and always for the same silos (`Panel`). Published figures are means of four
-digits: longer fractions would disclose the number of samples. `docs/internals/cryptography/metrics.md` has the attacks.
+Silos add up the figures of successive versions in a pool. With a quorum of q, they publish the pool once it has updates
+of q silos, or 2 q updates of more than q / 2 silos. Then a new pool begins, so no two pools share an update. If q silos
+evaluated one version, only the evaluations of this version are published. If not all silos of a version evaluated, none
+of its evaluations counts. Results on the test split are published separately for each model, and always for the same
+silos (`Panel`). Published figures are means of four digits: longer fractions would disclose the number of samples.
+`docs/internals/cryptography/metrics.md` describes the attacks.
 
 The *best* model follows from the pools, so all silos keep the same one; it is in the state's digest. A kept model has a
-file beside the silo's state. The file is written before the state names it, and removed after the state names another.
+file beside the silo's state: written before the state names the model, and removed after it names another model.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Silos of a run's first published answer, and their number of test samples; all later answers need the same."""
+    """Silos of a run's first published answer, and their number of test samples; later answers need the same silos."""
 
     silos: frozenset[str]
     samples: int

@@ -9,9 +9,9 @@
     D_v = H(R, kinds, C, S and D of the last versions before v, v, C_v, S_v, A_v)
 
 Each update names the D of the version that it starts from, and its tag covers this D. So a silo that accepts another
-silo's update knows that both added the same sums in the same order, and have the same model to the last bit. A silo
-remembers the last `WINDOW` versions. It refuses older updates, and refuses to undo older links. Only ADD links can be
-undone, the newest first, each once. D covers all that a silo remembers, so a snapshot brings the same memory.
+silo's update knows that both silos added the same sums in the same order. So both have the same model to the last bit.
+A silo remembers the last `WINDOW` versions. It refuses older updates, and refuses to undo older links. Only ADD links
+can be undone, the newest first, each once. D covers all that a silo remembers, so a snapshot brings the same memory.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if 
 | a grid that silos did not agree on | digest of the grid, before decryption |
 | with control variates: updates that start from an older version; the server's fault | versions of its updates |
 | a header that is no sum of headers | `tally.read` |
-| masks of other seeds than were committed to | `tally.read`, because the decrypted values are random |
+| masks whose seeds do not fit their commitments | `tally.read`, because the decrypted values are random |
 | values beyond the clipping range, or after the model's last value | `QuantizationGrid.decode` |
 | a header that makes the model's change larger than `MOST` | size of the change; all sums of the link are skipped |
 
 A spoiled sum changes nothing, at any silo, and the run continues. The set of added sums is remembered (S of
-`fedsync.cipher.silo.history`), so that a later undo reverts only these. If the run has a server optimizer, it turns the
-change into a step; its moments are in the state. Then UNDO links are refused: no silo knows earlier moments.
+`fedsync.cipher.silo.history`), so that a later undo reverts only these sums. If the run has a server optimizer, it
+turns the change into a step; its moments are in the state. Then UNDO links are refused: no silo knows earlier moments.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class EncryptedReplica:
     Args:
         plan: the silo's own plan, not the server's claim.
         examples: training samples that the silo holds.
-        measure: makes an update as an order may produce, float32 [layout.size]; returns it, its steps and samples.
+        measure: makes an update like that of an order, float32 [layout.size]; returns it, its steps and samples.
         file: file of the state; updates are sealed in its folder. None keeps everything in memory.
         pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.

@@ -1,10 +1,10 @@
 """Encryption scheme (suite) ``pad``: a one-time pad modulo the prime m = 2^64 - 59.
 
 A chunk is encrypted by adding a keystream to its slots; the keystream is derived from the group's key and the upload's
-nonce. A sum is decrypted by subtracting the keystreams of all its members, so this time grows with their number. Sums
-have tags as in `bfv`. This suite is the fastest, and its uploads are the smallest. As in `bfv`, silos share a key and
-the server has none. A nonce must never be used twice: the difference of two uploads under one nonce is the difference
-of two updates.
+nonce. A sum is decrypted by subtracting the keystreams of all its updates, so decryption takes longer for more updates.
+Sums have tags as in `bfv`. This suite is the fastest, and its uploads are the smallest. As in `bfv`, silos share a key
+and the server has none. A nonce must never be used twice: the difference of two uploads under one nonce is the
+difference of two updates.
 
 Source: Castelluccia, Mykletun and Tsudik 2005, "Efficient aggregation of encrypted data in wireless sensor networks".
 """

@@ -1,16 +1,16 @@
 """Confirmation of code: a file runs only with the content that an owner approved or a reviewer signed.
 
 A file is compared with its confirmed SHA-256 when it is read for execution, so only the compared bytes run. The same
-holds for imported modules from any folder other than those at process start (``sys.path``: the standard library and
-installed packages). `confirm_imports` does this with a Python path hook that finds Python source only: no bytecode, no
-native module and no archive is loaded from elsewhere.
+holds for imported modules, except from the folders in ``sys.path`` at process start (the standard library and installed
+packages). `confirm_imports` does this with a Python path hook that finds Python source only: other folders yield no
+bytecode, no native module and no archive.
 
 A review is a file, ``code-review.json``, in the folder that modules are imported from:
 
 | field | content |
 |---|---|
-| ``files`` | SHA-256, hexadecimal, by path relative to the folder, of every Python file |
-| ``signatures`` | Ed25519 signatures over `_signed`, base64, by public key in OpenSSH's form |
+| ``files`` | SHA-256 (hexadecimal) of every Python file, by path relative to the folder |
+| ``signatures`` | Ed25519 signatures (base64) over the result of `_signed`, by public key in OpenSSH's form |
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Loader of the code that a run names, within the limits of the silo's owner.
 
 The server chooses the names in a run, so a silo's owner decides what may run: the files in ``code_files`` of silo.yaml,
-and named functions in them. At a silo with an owner, module names never lead to code. Emulated silos and the user who
-starts a run have no such owner. With ``code: shipped``, the server may send any code, so files are not checked.
+and named functions in them. A silo with an owner runs no code by module name. Emulated silos and the user who starts a
+run have no such owner. With ``code: shipped``, the server may send any code, so files are not checked.
 
 | a run names | at a silo with an owner |
 |---|---|

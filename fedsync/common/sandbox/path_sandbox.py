@@ -1,9 +1,9 @@
-"""Files that a run may read at a silo: those below its owner's data folders, never keys, certificates or state.
+"""Files that a run may read at a silo: files below the owner's data folders, never keys, certificates or state.
 
 The server chooses the paths in a run, and a path may be a link or another name of a protected file. So the path is
 resolved first, and the file is then opened part by part from the data folder on, without following links. The opened
-file must be a plain file outside closed folders, and no hard link of a file in a closed folder. Emulated silos have no
-limit.
+file must be a plain file outside closed folders (keys, certificates, state), and no hard link of a file in them.
+Emulated silos have no limit.
 """
 
 from __future__ import annotations

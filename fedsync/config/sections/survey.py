@@ -1,6 +1,6 @@
 """Survey: a separate run before training, in which silos compute joint statistics of their columns.
 
-The survey has the silos, the cipher and the timeouts of the run, the barrier `bsp`, and a vector of sums as its model
+The survey uses the silos, cipher and timeouts of the run, and the barrier `bsp`. Its model is a vector of sums
 (`fedsync.evaluation.survey.table_sums`). So the rules for model versions also protect statistics.
 """
 

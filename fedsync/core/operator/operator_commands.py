@@ -8,7 +8,7 @@ example after a crash of the server, gets the same answer and changes nothing.
 |---|---|---|
 | `PauseRun` | the run is paused, or training is over | no decisions: no order, no commit, no end |
 | `ContinueRun` | the run is not paused | the barrier is called with all events of the pause |
-| `DropSilo` | dropped already, unknown, or too few would be left | the silo counts as lost, and stays out if it joins |
+| `DropSilo` | it is dropped or unknown, or too few silos would be left | it counts as lost, and stays out if it joins |
 | `ReadmitSilo` | the silo is not dropped | the silo joins if it is connected |
 | `ChangeStop` | a number is invalid, or training is over | the new rules hold from now on |
 

@@ -2,8 +2,8 @@
 
 A silo's step takes ``shape(x) / level`` seconds for x samples. The *shape*, ``max(c, a + b x)``, belongs to the machine
 and the model and seldom changes. The *level*, about 1, is the effect of load on all sizes alike, and changes all the
-time. One order cannot separate the two. Two consecutive orders of different sizes can: the level hardly changes between
-them, so a significant difference in time shows the shape. Hence
+time. One order cannot separate shape and level. Two consecutive orders of different sizes can: the level hardly changes
+between them, so a significant difference in time shows the shape. Hence
 - consecutive orders of about the same size are a *stay*; its first `CurveFitter.recent` orders are points of the shape,
   at the level of the previous stay; later orders only update the level;
 - the predictor sees and forecasts the speed at the silo's *reference* size, its first batch size: a series without

@@ -1,7 +1,7 @@
 """Paired confidence intervals of the gain of one model over another, from bootstrap or jackknife on the same samples.
 
-A sample that is easy for one model is mostly easy for the other, so the difference of two metrics is more certain than
-their separate intervals suggest. Only the silo has the samples and can compute this interval; only it leaves the silo.
+A sample that is easy for one model is mostly easy for the other model, so the difference of two metrics is more certain
+than their intervals suggest. Only the silo can compute this interval from its samples, and it sends only the interval.
 """
 
 from __future__ import annotations

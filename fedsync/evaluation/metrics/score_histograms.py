@@ -1,7 +1,7 @@
 """Metrics of a classifier's scores, from histograms of the scores of each class.
 
 The score of a sample is the model's probability of a class. A histogram keeps only its bin, so scores in one bin count
-as ties. A bin includes its upper end. Bins are ``1 / resolution`` wide. Only the lowest and the highest such bin, where
+as ties. A bin includes its upper end. Bins are ``1 / resolution`` wide. Only the lowest and the highest bin, where
 confident models put most samples, are divided: edges approach 0 and 1 in geometric progression, ratio ``2 ** -0.25``.
 """
 
@@ -130,7 +130,7 @@ class ScoreCounts(Statistic):
 
 
 class Auroc(ArrayMetric[ScoreCounts]):
-    """Area under the ROC curve: how often a sample of the class scores above a sample of another; ties count half.
+    """Area under the ROC curve: how often a sample of the class scores above one of another class; ties count half.
 
     The error by binning is at most half the share of pairs in one bin. With more than two classes: the mean over
     classes with samples, each against the rest.

@@ -25,8 +25,8 @@ Rows are models, columns are silos; a cell is the score of one model on one silo
 - ``pooled``: over all silos' test samples together. For ``local`` and ``tuned``, each silo's own model is evaluated on
   the silo's own samples. Subjects without evaluations are omitted.
 - GAIN is ``{"value", "low", "high"}`` or null: the improvement over the silo's own local model. Positive is better,
-  also for metrics of which lower is better. The interval is of the difference of both models on the same samples. Only
-  the silo can compute this interval; ``low`` and ``high`` are null without it (`fedsync.evaluation.metrics.gain`).
+  also for metrics whose lower values are better. The interval compares the two models on the same samples. Only the
+  silo can compute this interval; ``low`` and ``high`` are null without it (`fedsync.evaluation.metrics.gain`).
 - With sealed metrics, ``silos``, every ``matrix`` and ``gain`` are empty, and ``models`` name no silos. The file then
   has ``pooled`` and ``pooled_gain``, ``{"last": GAIN, "best": GAIN, "tuned": GAIN}``.
 """

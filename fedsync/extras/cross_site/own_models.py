@@ -1,7 +1,7 @@
 """Models that a silo trains for itself in a run, as baselines: from scratch (local), and from the best model (tuned).
 
-They never leave the silo, unless the owner shares the local model of an unencrypted run. Their orders do not change the
-run's position in the data.
+These models never leave the silo, unless the owner shares the local model of an unencrypted run. Their orders do not
+change the run's position in the data.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Threats and countermeasures:
 | leaks through logs, history or `Referer` | the token is behind ``#``, which browsers never send, and is valid once |
 
 The link is ``http://127.0.0.1:PORT/#TOKEN``. The page sends the token once, and receives a cookie (``HttpOnly``,
-``SameSite=Strict``) and a key. Every request about the run needs both. Operator commands go through
+``SameSite=Strict``) and a key. Every request about the run needs cookie and key. Operator commands go through
 `fedsync.server.operator_requests`. Connections have a hub's limits for unknown callers.
 """
 

@@ -1,7 +1,7 @@
-"""Adder of encrypted updates at a relay: it adds its silos' updates as the server does, also without a key.
+"""Adder of encrypted updates at a relay: like the server, it adds silos' updates and has no key.
 
 Updates may be in one sum if they have the same quantisation, base version, history and attempt and, with masks, the
-same context and roster. Updates that differ in one of these form a separate sum, and do not spoil the others. The
+same context and roster. Updates that differ in one of these form a separate sum, and do not spoil other sums. The
 server decides which sums count, as it does for single updates.
 """
 

@@ -1,7 +1,6 @@
 """Reader of `Results` from the files of a run's folder.
 
-Files may come from another machine. A malformed file is refused with its name; a number that is not finite counts as
-missing.
+Files may come from another machine. A malformed file is refused with its name. Non-finite numbers count as missing.
 
 | file | content used |
 |---|---|

@@ -1,12 +1,12 @@
 """Owner's consent that a silo examines single updates of one version: a signed statement in a small file.
 
 The consent names group, key epoch, run, version and the version's additions, so it is valid for nothing else. It also
-names the examiners. There may be several, because one examiner may itself be the wanted silo. The silo's long-lived key
-signs the consent.
+names the examiners, silos that may search for the bad update. There may be several examiners, because one examiner may
+itself have sent the bad update. The silo's long-lived key signs the consent.
 
 Under masks, the group key opens no single update. A consent then has the seeds of the masks that the silo shares with
-each other silo in this version. They are sealed to each examiner's public key: seeds of one update, and no key. The
-seed of the silo's own mask was revealed with the sum.
+each other silo in this version, sealed to each examiner's public key. So the consent discloses seeds of one update, and
+no key. The seed of the silo's own mask was revealed with the sum.
 
 *Required consents*: more than half of all silos with a key, and at least as many as a version of the run must have
 updates. The administrator, not the server, decides how many silos have a key. Two groups of silos without a common

@@ -1,9 +1,10 @@
 """File of encrypted single updates that the server gives to an examiner (a silo that searches for a bad update).
 
-    magic [8] | length of the notice [8], of the consents [8] | notice | consents, as frames | each update
-    each update: length of the id [2], of the message [8] | update id | the message as its silo sent it
+    magic [8] | length of the notice [8], of the consents [8] | notice | consents | each update
+    each update: length of the id [2], of the message [8] | update id | message as sent by its silo
 
-Files are memory-mapped, so an update takes memory only while it is read.
+The notice lists the updates (`notice`). Consents are signed statements of silos' owners (`consent`), each encoded as
+one of `frames`. Files are memory-mapped, so an update takes memory only while it is read.
 """
 
 from __future__ import annotations

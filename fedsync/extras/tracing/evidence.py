@@ -1,7 +1,7 @@
 """Encrypted single updates of the last versions on the server's disk: evidence to find a silo that sent a bad update.
 
 The server receives each update before it adds them up, and can open no update. It keeps the updates of the last
-versions in the run's folder, up to a limit of versions and bytes. It gives them out if owners consent
+versions in the run's folder, up to a limit of versions and bytes. It gives the updates out if owners consent
 (`fedsync.extras.tracing`).
 
     17.0.updates  first message of version 17, as received; the silo's values in the clear may follow

@@ -2,7 +2,7 @@
 
     magic [8] | frames: run, numbers [5 x 8], group fingerprint, suite, values in the clear, roster, seeds, updates
     numbers: version, fewest updates of a version, bits, chunks of an update, key epoch
-    each update: its id, base version [8], slip
+    each update: its id, base version [8], slip (the update without its words)
 
 The notice has no words of any update, so it discloses nothing that the server does not know. The server writes the
 notice and can write anything. But each slip is signed by its silo, and the content C of the version follows from the

@@ -6,7 +6,7 @@ that silos encrypted. Then the update must be what an honest silo may send:
 | failed check | fault |
 |---|---|
 | tag | no sum with it is authentic, at any silo |
-| chain | it was built on another history than this silo's |
+| chain | it was built on another history than the examining silo's |
 | grid | it was sealed on a grid that silos did not agree on |
 | masks | the two silos of a mask committed to different seeds, or the seeds are not those committed to |
 | count, weights, progress, votes, evaluation | its header is not that of a single silo |

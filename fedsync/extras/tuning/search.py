@@ -1,4 +1,4 @@
-"""Search for a good strategy on a federation's twin, by time to a target or by throughput.
+"""Search for a good strategy on a federation's twin (fitted simulation), by time to a target or by throughput.
 
 With training, the search is successive halving: all candidates get a short time, the best third gets three times as
 much, and so on, until few are left. The finalists are simulated to the target several times, each on another random

@@ -20,8 +20,8 @@ class. ``low`` and ``high`` are the ends of a 95 % interval; they are null below
 the number of samples by class, or under ``samples``. Sealed metrics have neither ``silos`` nor intervals.
 
 ``evaluation.json`` has the curves that reports draw, pooled over all silos, also by split and model. ``roc`` lists
-false and true positive rates; ``calibration`` lists for each span of scores mean score, share of the class, and
-samples.
+false and true positive rates; ``calibration`` lists, for each span of scores, the mean score, the share of the class
+and the number of samples.
 """
 
 from __future__ import annotations

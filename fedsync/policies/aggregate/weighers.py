@@ -6,7 +6,7 @@ compositions:
 - FedBuff: ``Scaled(Stale(WeightedMean("silo"), s), eta_g)``, that is c_i = eta_g / K * s(staleness_i).
 - FedAsync: ``Toward(Scaled(Stale(WeightedMean("silo"), s), alpha))``, that is c = alpha * s(staleness).
 
-The staleness of an update is the number of versions between its base and the version that its commit makes, so a fresh
+The staleness of an update is the number of versions between its base and the version that its commit makes. So a fresh
 update has staleness 0 and s(0) = 1. (Published code that counts the commit itself halves a fresh update.)
 
 Source: FedAsync (Xie et al. 2019, arXiv:1903.03934; constant, polynomial, hinge); FedBuff (Nguyen et al. 2022,

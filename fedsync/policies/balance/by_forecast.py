@@ -1,4 +1,4 @@
-"""Balancers by speed forecast: batch sizes in proportion to speed, or with the least time of the slowest silo."""
+"""Balancers by speed forecast: batch sizes in proportion to speed, or sizes that minimise the slowest silo's time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Small immutable feed-forward network: one hidden layer of tanh, plus direct connections from inputs to output.
 
 ``y = w . tanh(W x + b) + s . x + c``. With some hundred parameters and a few thousand samples, the method of Levenberg
-and Marquardt takes a handful of passes of a millisecond, gradient descent thousands. Huber's loss limits the influence
-of rare stalls of the machine. (scikit-learn's ``MLPRegressor`` is mutable, and has only gradient methods and squared
-errors.)
+and Marquardt takes a handful of passes of a millisecond each; gradient descent takes thousands. Huber's loss limits the
+influence of rare stalls of the machine. (scikit-learn's ``MLPRegressor`` is mutable, and has only gradient methods and
+squared errors.)
 """
 
 from __future__ import annotations

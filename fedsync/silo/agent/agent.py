@@ -1,9 +1,9 @@
 """Agent of a silo: one process that receives the server's requests (*questions*) in all runs, and sends the answers.
 
-In each run it keeps one HTTPS request open at the *hub*, the part of the server that hands out questions, such as
-orders. The agent has network access, but neither the silo's data nor any training code. It passes questions over a Unix
-socket to the trainer of the run (`fedsync.silo`). A run's ClientApp hands the agent a *join*, with address and secret
-of the hub. The agent outlives the ClientApp and the SuperNode.
+In each run the agent keeps one HTTPS request open at the *hub*, the part of the server that hands out questions, such
+as orders. It has network access, but neither the silo's data nor any training code. It passes questions over a Unix
+socket to the trainer of the run (`fedsync.silo`). A run's ClientApp hands the agent a *join* (invitation), with address
+and secret of the hub. The agent outlives the ClientApp and the SuperNode.
 
 | state of a session | event | next state |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Forwarder of the agent: passes a server's question to the run's trainer or a relay's app, and logs the answer.
+"""Forwarder of the agent: passes a server's question (request) to a trainer or a relay's app, and logs the answer.
 
 The forwarder decodes nothing, and imports nothing heavy. If an error occurs, the server sees one code of the closed
 list (`fedsync.silo.owner.refusals`), never the text.

@@ -1,6 +1,6 @@
 """Approval of runs by a silo's owner: pending runs, decisions, and the check of every message.
 
-With ``approve: ask`` in silo.yaml, a silo only answers that a run waits, until its owner has approved the run. An
+With ``approve: ask`` in silo.yaml, a silo answers only that a run waits, until its owner has approved the run. An
 approval belongs to a digest: the SHA-256 of the run's text (specification and settings). So a changed specification, or
 the same specification for another run, has another digest and waits again.
 

@@ -5,7 +5,7 @@ process is killed at that moment. The answer of an incomplete line never left; t
 records the repair. If the disk rejects a line, the line is removed, and the answer is a refusal.
 
 The log holds none of the silo's data. It names requests and answers as `fedsync.silo.protocol` does, and has size and
-SHA-256 of payloads. A refusal has its code; a refusal by the owner's own rules also a reason, with rules and paths.
+SHA-256 of payloads. A refusal has its code; a refusal by the owner's own rules also has a reason, with rules and paths.
 `fedsync.ops.audit_heads` writes the signed heads that verify a chain.
 """
 

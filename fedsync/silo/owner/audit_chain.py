@@ -1,4 +1,4 @@
-"""Line format of a silo's audit log: canonical JSON, each line with its own digest and that of the line before.
+"""Line format of a silo's audit log: canonical JSON, each line with its own digest and the digest of the line before.
 
 | key | content |
 |---|---|

@@ -314,8 +314,8 @@ _LOCK_S = 10.0
 class OrderCounts:
     """Counts of a silo's orders within the last hour, over all runs and restarts; ``most`` is the limit by kind.
 
-    One file has the counts of each minute. They count until they are an hour old, or in the future, after a clock was
-    set back.
+    One file has the counts of each minute. They count until they are an hour old. Counts of future minutes, after a
+    clock was set back, count too.
     """
 
     def __init__(self, file: Path, most: Mapping[str, int]) -> None:

@@ -1,8 +1,8 @@
 """Guard of a silo's privacy budgets: limits on what a differentially private run may do and send.
 
-An order is admitted if the budget has room for all of its steps. They are entered in the ledgers before training, since
-a failure, a hang or a kill may depend on the data. Steps that an order leaves out are given back. The report keeps only
-figures that follow from the order, figures that the owner declared public, and scores with noise;
+An order is admitted if the budget has room for all of its steps. The steps are entered in the ledgers before training,
+since a failure, a hang or a kill may depend on the data. Steps that the order then leaves out are given back. The
+report keeps only figures that follow from the order, figures that the owner declared public, and scores with noise;
 docs/assurance/privacy.md lists each figure.
 """
 

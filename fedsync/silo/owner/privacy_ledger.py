@@ -1,12 +1,12 @@
 """Ledger of a data set's privacy budget: every differentially private release, over all runs; append-only, on disk.
 
 An order is on disk (``fdatasync``) with all of its steps before it reads data. A later entry gives back the steps that
-it left out. If a process is killed in between, all steps stay spent, and the repeated order is entered again. So an
-order may count twice, but is never missing.
+the order left out. If a process is killed in between, all steps stay spent, and the repeated order is entered again. So
+an order may count twice, but is never missing.
 
 Entries form a chain of digests, as in the audit log. Each entry also goes to the audit log, with its number and digest.
 A ledger that is older than the audit log, as after the restoration of a backup, is therefore noticed and closed. The
-audit log's own signed heads show whether that log is complete.
+audit log's own signed heads show whether the audit log is complete.
 
 | key | content |
 |---|---|

@@ -2,8 +2,8 @@
 
 An error's text, and even its time, may disclose a path, a table cell or a decrypted number. So the server learns only
 one code of a closed list, for every failure. The reason goes to the log of the failed process (a trainer's
-``trainer.log``, or the SuperNode's). A small file in the state folder has it too; ``fedsync doctor --silo`` shows it.
-All failures of sealed data have the same code, and so the same answer, byte by byte.
+``trainer.log``, or the SuperNode's). A small file in the state folder also has the reason; ``fedsync doctor --silo``
+shows it. All failures of sealed data have the same code, and so the same answer, byte by byte.
 """
 
 from __future__ import annotations

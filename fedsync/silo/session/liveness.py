@@ -1,7 +1,7 @@
 """Detection of hung trainer processes, by waiting clients and by the trainers themselves; states for health files.
 
 A trainer answers probes by a separate thread, also while it loads and trains. It is hung if it misses several probes in
-a row and uses no processor time meanwhile: it is stopped, or waits for a disk or a device that is gone. A trainer that
+a row and uses no processor time meanwhile. For example, it waits for a disk or a device that is gone. A trainer that
 answers may still have a thread that waits for ever: then no local step ends, and neither the trainer nor its child
 processes use processor time. A trainer that uses processor time is never treated as hung, even if a step takes long. A
 thread cannot be killed, so the whole trainer reports the error and ends; the next message starts another trainer.

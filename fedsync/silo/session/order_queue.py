@@ -1,8 +1,8 @@
 """Queue of a trainer's orders (training requests): one running, at most one queued, and finished orders with results.
 
 An order names the order that it is queued behind (`WorkOrder.behind`). So each order shows that the server expects two
-orders: this order and the order before it. The queue keeps these two, in any order of arrival. It ends all others,
-because the server no longer expects them. The first order to arrive starts first: the other order may have been lost.
+orders: this order and the order before it. The queue keeps these two orders, whichever arrives first. It ends all other
+orders, which the server no longer expects. The first order to arrive starts first: the other order may have been lost.
 """
 
 from __future__ import annotations

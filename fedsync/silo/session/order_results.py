@@ -1,9 +1,9 @@
 """Results of orders (training requests) on a silo's disk: the last answer, and where the next order starts.
 
 The answer and the next order's start position in the data are in one `VectorFile`. So after a crash the order is either
-done, and a repeated request gets the answer without a second training, or it never happened. The update is sent from
-the file. If an order was queued behind another, the server may still request both answers: `LastOrders` then keeps two,
-in files that alternate, and an answer stays in its file until the order after the next is done.
+done or it never happened. If it is done, a repeated request gets the answer without a second training. The update is
+sent from the file. If an order was queued behind another, the server may still request both answers: `LastOrders` then
+keeps both answers, in two files used in turn. An answer is overwritten only when the second order after it is done.
 """
 
 from __future__ import annotations

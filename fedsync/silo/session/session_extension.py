@@ -1,6 +1,6 @@
 """Extension hooks of a silo's session (its part in a run): the base class of optional features at a silo.
 
-A session holds its run's extensions in a list, calls their hooks in this order, and depends on no particular extension:
+A session holds its run's extensions in a list and calls their hooks in the order of the list:
 
 | when | hook | the extension can |
 |---|---|---|

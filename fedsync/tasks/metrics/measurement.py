@@ -1,8 +1,7 @@
 """Collector of a metric's sums in one evaluation, batch by batch.
 
 Small batches are joined before they are summed: for a few hundred samples, the calls take longer than the computation.
-Memory holds the sums, `_KEPT` outputs with targets, and a few numbers per sample for pair metrics and per-sample
-results.
+Memory holds the sums, `_KEPT` outputs with targets, and a few numbers per sample for pair metrics and results.
 """
 
 from __future__ import annotations

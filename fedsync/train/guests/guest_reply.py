@@ -1,4 +1,4 @@
-"""Parsers of a Flower app's replies and ``pyproject.toml``, and its model of named arrays of any numeric type."""
+"""Parsers of a Flower app's replies and ``pyproject.toml``, and the app's model: named arrays of any numeric type."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ never more than announced. Every stage has a timeout. The app is independent of 
 |---|---|---|
 | ``POST /join`` | ``fedsync-session``: digest of the secret of a session | 204 |
 | ``GET /orders?after=N`` | | the first question after N, held up to ``HOLD_S``; 204; 410: the run is over |
-| ``POST /answers`` | ``fedsync-head`` | 204, also if no longer expected; 409: its upload is incomplete |
+| ``POST /answers`` | ``fedsync-head`` | 204, also if the answer is no longer expected; 409: its upload is incomplete |
 | ``GET /blobs/SHA256`` | ``range``: an offset | 200 or 206; only blobs of the silo's own questions |
 | ``HEAD /uploads/TICKET`` | | ``upload-offset``: bytes received |
 | ``PUT /uploads/TICKET`` | ``upload-{offset,length,sha256}`` | 204; 409: wrong offset |

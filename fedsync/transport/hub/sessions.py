@@ -9,9 +9,9 @@
 | any | it is removed | unknown: its secrets and questions are deleted |
 
 A question is queued until its answer arrives, the server drops it, or the silo begins a new session. Each answer is
-delivered to the server once, and a later one is acknowledged and ignored. So a lost connection loses no question. A
-silo sends the number of its last received question and gets the later ones. A session's questions have growing numbers,
-also across a restart of the server: a silo may still work on a question of the earlier process, and answer it later.
+delivered to the server once; a repeated answer is acknowledged and ignored. So a lost connection loses no question. A
+silo sends the number of its last received question and gets the later questions. A session's questions have growing
+numbers, also across a restart of the server: a silo may still answer a question of the earlier process.
 """
 
 from __future__ import annotations

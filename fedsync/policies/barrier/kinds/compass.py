@@ -5,17 +5,17 @@ at its latest time at the latest, the updates that have arrived are committed.
 - A silo of unknown speed does ``min_steps`` steps, outside any group. Its update is committed on arrival.
 - A silo that continues joins the group in whose remaining time it can do the most steps, between ``min_steps`` and
   ``max_steps``. If no group fits, the silo founds a group.
-- A silo that founds a group tries to arrive together with another group's next arrival. The expected time of this is
-  the other group's latest time plus the shortest duration of ``max_steps`` steps among its members, overhead included.
-  The silo does as many steps as fit until then, at least ``min_steps``. Groups that would need more than ``max_steps``
-  are ignored. Of the others, the silo chooses the group with most steps; without any, it does ``max_steps``.
+- A silo that founds a group tries to arrive together with another group's next arrival. This arrival is expected at the
+  other group's latest time plus the shortest duration of ``max_steps`` steps among its members, overhead included. The
+  silo does as many steps as fit until then, at least ``min_steps``. Groups that would need more than ``max_steps`` are
+  ignored. Of the remaining groups, the one with most steps is chosen; without any, the silo does ``max_steps``.
 
 No silo waits for ever: a group ends when none of its silos is busy, or at its latest time. A failed or lost silo leaves
 its group. A late silo belongs to no group: it continues at once, and its update waits for the next commit.
 
 The authors' scheduler (APPFL, ``CompassScheduler``) gives an unknown silo ``max_steps``, prefers the younger of two
-groups that allow equally many steps, and scales overhead with the steps. There, a late arrival may delete a group,
-whose other silos then wait for ever.
+groups that allow equally many steps, and scales overhead with the steps. In that scheduler, a late arrival may delete a
+group, whose other silos then wait for ever.
 """
 
 from __future__ import annotations

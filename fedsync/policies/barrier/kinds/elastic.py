@@ -3,10 +3,10 @@
 Given the predicted step ends of every silo, choose one end per silo so that their spread, max - min, is least. The
 spread is the time that the first silo waits for the last; the max is the time to synchronise (section 4.1, Problem 1).
 
-The answer is unique. Every exact method returns the same point, ties included:
-1. least waiting;
+The answer is unique. Every exact method returns the same answer, because ties are broken in this order:
+1. the least waiting (spread);
 2. then the earliest time (section 4.2: the longer a superstep, the staler the work of the fast silos);
-3. then the latest steps: each silo synchronises at its last step that ends at or before ``time`` (Algorithm 2).
+3. then the latest step of each silo: it synchronises at its last step that ends at or before ``time`` (Algorithm 2).
 
 The default search is `sweep`; the paper's searches are in `fedsync.extras.zipline_published`.
 

@@ -1,7 +1,7 @@
 """Probabilistic synchronous parallel (PSP): BSP and SSP that check a sample of the silos instead of all.
 
-A silo's *lag* behind another silo is the number of orders that the other silo has done more. SSP lets no silo be more
-than s orders ahead of the slowest, so one slow silo holds all others. PSP draws beta other silos at random and checks
+A silo's *lag* behind another silo says how many more orders the other silo has done. SSP lets no silo be more than s
+orders ahead of the slowest, so one slow silo holds all other silos. PSP draws beta other silos at random and checks
 whether one of them lags by more than s. With a small beta, the slowest silo is seldom drawn, so most silos continue.
 Still, no silo gets far ahead: with n silos, a check misses all of k laggards with probability about (1 - k/n)^beta, and
 each arrival triggers a new check. So the mean lag stays bounded; in ASP it grows without bound.

@@ -1,4 +1,4 @@
-"""Barrier wrappers that FedSync adds: enough silos at the start, pauses of failing silos, no small encrypted sums."""
+"""Barrier wrappers that FedSync adds: wait for enough silos, pause failing silos, prevent small encrypted sums."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Client sampling for any barrier: a share of the silos takes part in each round.
 
-The inner barrier sees only the silos of the round, so it neither waits for the others nor releases them.
+The inner barrier sees only the silos of the round, so it neither waits for other silos nor releases them.
 
 | a silo that | is visible |
 |---|---|
@@ -8,8 +8,8 @@ The inner barrier sees only the silos of the round, so it neither waits for the 
 | is idle | if its random number is among the lowest, up to the free places of the round |
 
 Each silo's random number follows from (seed, version, name). So each model version draws a new sample, and joining or
-leaving silos do not change the numbers of others. A failed order also changes the number. Otherwise a round of one silo
-would choose the same silo again.
+leaving silos do not change the numbers of other silos. A failed order also changes the number. Otherwise a round of one
+silo would choose the same silo again.
 
 A commit ends the round, and the silos that the same verdict releases belong to the next round. So if the inner barrier
 commits, it is asked a second time, and then sees the silos of the next round. If its second verdict commits other

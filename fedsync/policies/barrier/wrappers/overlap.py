@@ -9,9 +9,9 @@ the next order has arrived. The inner barrier sees each silo's oldest uncommitte
 | in work | a busy silo |
 | answered | an idle silo and its update; later updates of the silo are hidden until the next round |
 
-A released silo gets orders until it has two; at the start, both are from the same version. So the commit of round k - 1
-gives the orders of round k + 1. Each update is one version old when it is committed, except in the first round, as long
-as no silo is late. A silo that has answered both orders waits.
+A released silo gets orders until it has two orders; at the start, both orders begin with the same version. So the
+commit of round k - 1 gives the orders of round k + 1. Each update is one version old when it is committed, except in
+the first round, as long as no silo is late. A silo that has answered both orders waits.
 
 If silos train for ``c`` seconds per order with an overhead of ``o``, a round takes ``max(c, (c + o) / 2)`` seconds
 instead of ``c + o``. A silo whose last order failed gets one order at a time until an order succeeds.
