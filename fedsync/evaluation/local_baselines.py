@@ -2,7 +2,7 @@
 
 | subject | starts from | trained for |
 |---|---|---|
-| local | version 0 | the samples that the silo processed in the run, in whole orders; or a set number of orders |
+| local | version 0 | a fixed number of orders, or as many as cover the samples that the silo processed in the run |
 | tuned | the best version | one order with the configured number of steps |
 
 Each order has the batch size, steps and learning rate that the silo would have had for the next version. So the silo

@@ -1,6 +1,6 @@
 """Secure-aggregation state of one silo for one masked sum, and the messages that remove the masks.
 
-    sign       context | list of survivors: by name, the beginning (*stub*) of the annex of the update in the sum
+    sign       context | survivors: names, each with the beginning (*stub*) of its update's annex (data for masks)
     reveal     context | by name, signatures of that list | by name, annexes of the survivors that are lost
     signed     context | signature [64]
     revealed   context | the silo's own seed and pair seeds | by name, shares of the seeds of each lost survivor
@@ -22,9 +22,9 @@ Masks depend on the *context*, a digest of R (`silo.history`), attempt, roster, 
 | field | reason why the context does not include it |
 |---|---|
 | update_id, seed, round | each silo has its own; `round` is a number for people, and training code does not get it |
-| base_version | its D is included |
+| base_version | the digest D of its history is included |
 | batch_size, max_steps, budget_s | the work done is limited (`masked_work`); whether there is a budget is included |
-| behind | it is a name; whether there is a name is included |
+| behind | it names another order; whether there is one is included |
 
 Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.
 """

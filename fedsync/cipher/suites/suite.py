@@ -3,7 +3,7 @@
 A *slot* is an integer that holds one or several quantised values. A suite encrypts slots to *words*. The sum of words,
 modulo the suite's modulus, decrypts to the sum of slots. The server has only the `Form`: public numbers. It checks that
 every word is below the modulus and adds with NumPy. The server has no secret, and passes no peer's bytes to native
-code. A silo passes peers' words to native code only after the same check, behind headers that the silo itself writes.
+code. A silo passes peers' words to native code only after the same check, and writes the words' headers itself.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Threats and countermeasures:
 
 The link is ``http://127.0.0.1:PORT/#TOKEN``. The page sends the token once, and receives a cookie (``HttpOnly``,
 ``SameSite=Strict``) and a key. Every request about the run needs cookie and key. Operator commands go through
-`fedsync.server.operator_requests`. Connections have a hub's limits for unknown callers.
+`fedsync.server.operator_requests`. Connections are limited like those of unknown callers at a hub.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Protocol between a server and a relay (the aggregator of a group of silos); see `docs/internals/relays.md`.
 
-A `RegionRequest` carries numbered questions for silos, and bytes beside them: the *pieces*, concatenated. The relay
+A `RegionRequest` carries numbered questions for silos and their binary parts, the concatenated *pieces*. The relay
 holds requests, and answers the oldest with all results that are ready, as a `RegionReply`. The results may belong to
 other requests. So one request is always open for a reply, and the server does not poll.
 

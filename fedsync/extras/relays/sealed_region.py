@@ -1,8 +1,8 @@
 """Adder of encrypted updates at a relay: like the server, it adds silos' updates and has no key.
 
-Updates may be in one sum if they have the same quantisation, base version, history and attempt and, with masks, the
-same context and roster. Updates that differ in one of these form a separate sum, and do not spoil other sums. The
-server decides which sums count, as it does for single updates.
+Updates may be in one sum if they have the same quantisation, base version, history, and attempt (number of the try at
+this sum). With masks, they also need the same context and roster. Other updates form separate sums, and spoil no other
+sum. The server decides which sums count, as it does for single updates.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ With d events and n persons at risk at a time, in pooled counts:
   contributes, for l = 0 .. d - 1 and S = R - (l / d) D: -log S0 to the likelihood, -S1/S0 to its gradient, and
   S2/S0 - S1 S1'/S0^2 to the information.
 
-Counts for all times stay within the silos' software. Users see only the result of `told`, with fewer times.
+Counts for all times stay within the silos' software. Users see only the result of `told`, which has fewer times.
 
 Sources: Kaplan and Meier 1958; Mantel 1966; Cox 1972; Efron 1977.
 """

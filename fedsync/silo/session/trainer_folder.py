@@ -1,7 +1,7 @@
 """Folder of a silo's trainer process: its exclusive lock, and limits of its disk use.
 
-A process takes the kernel's lock before it loads anything. The lock lasts until the process ends in any way, and tells
-other processes its process id. A child process does not inherit the lock.
+A process locks a file before it loads anything. The kernel keeps the lock until the process ends in any way, and tells
+other processes the id of this process. A child process does not inherit the lock.
 """
 
 from __future__ import annotations

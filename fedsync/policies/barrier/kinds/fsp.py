@@ -12,7 +12,7 @@ Between two decisions, only time and arrivals change the state of a round:
 | open, before the deadline | a silo has finished its data | the other silos are told to stop | open, halted |
 | open, before the deadline | a silo arrives that has time for a step | the silo joins | open |
 | after the deadline | the updates of the ``wait_for`` silos are in | commit | no round |
-| after ``grace`` | the missing silos have a known overhead | commit; the missing silos are late | no round |
+| after ``grace`` | overhead is known of each missing silo | commit; the missing silos are late | no round |
 | open | no silo is busy, and no update is from this round | | no round |
 
 A late update joins the next commit or is discarded (`Late`). A rollback discards updates that began before it.
