@@ -68,6 +68,8 @@ class AuditHead:
     @classmethod
     def load(cls, path: Path) -> AuditHead:
         """Read a head without a check of its signature; `AuditBroken` if malformed, `ConfigError` if unreadable."""
+        if not path.is_file():  # reading a pipe would block
+            raise AuditBroken(f"{path} is no plain file")
         try:
             head: AuditHead = codec.loads(cls, read_input(path, _MOST_BYTES))
         except codec.DecodeError as error:

@@ -259,9 +259,10 @@ def test_a_chain_of_nonsense_is_an_error_with_a_place_and_no_stack_trace(what: s
         assert AUDIT in str(error)
 
 
-def test_a_pipe_in_the_place_of_a_log_stops_nobody(config: SiloStartConfig) -> None:
-    """The owner's command waited for ever, and so did the supervisor that signs."""
-    os.mkfifo(log_of(config).with_name(file_name(2)))
+@pytest.mark.parametrize("place", [f"berlin/{AUDIT}/{file_name(2)}", "share/berlin-2025-12-31.json"])
+def test_a_pipe_in_the_place_of_a_log_or_a_head_stops_nobody(place: str, config: SiloStartConfig) -> None:
+    """The owner's command waited for ever, and so did the supervisor that signs. Others may write to the share."""
+    os.mkfifo(Path(config.state).parent / place)
 
     def read(by: Callable[[], object]) -> None:
         with suppress(ConfigError):
