@@ -139,8 +139,6 @@ class CatchUpReader:
         sums = tuple(self._authenticator.authenticate(one, SERVER) for one in envelopes)
         if self._plan.noise is not None and len(sums) != 1:
             raise ProtocolError(SERVER, "members", f"{len(sums)} sums, each with a part of a version's noise")
-        if len({one.head.grid for one in sums}) < len(sums):  # a silo opens each sum alone
-            raise ProtocolError(SERVER, "members", f"{len(sums)} sums, although updates on one grid belong in one sum")
         clear = clear_values(entry.clear, self._plan.clear_values)
         content = added_content([one.head for one in sums], as_bytes(clear).data)
         unmasker = self._unmasker(entry, sums) if self._plan.masked else None

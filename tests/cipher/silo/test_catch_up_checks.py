@@ -15,7 +15,6 @@ from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKin
 from fedsync.cipher.encoding.tally import Contribution, build
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import SiloKeys
-from fedsync.cipher.server.inbox import Gathered
 from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadEntry, ReadLink, alike_members
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
@@ -123,21 +122,6 @@ def test_masks_of_one_round_are_on_one_sum() -> None:
     sums = tuple(envelope for _ in range(2) for envelope in adding(1, of("a/1")).entries[0].sums)
     with pytest.raises(ProtocolError, match="2 sums under masks"):
         masked._unmasker(LinkEntry(1, (b"", b""), reveals=b""), sums)
-
-
-def test_a_version_is_not_cut_into_sums_of_single_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silo opens each sum alone, so it decrypted every update by itself, whatever ``members`` said."""
-    federation, gather = Federation(plan("pad", members=3), tmp_path, dict.fromkeys("abc", 10)), Gathered.of
-
-    def cut(*given: Any) -> Gathered:
-        found = gather(*given)
-        (envelopes,) = found.by_grid.values()
-        return replace(found, by_grid={bytes([number]): [one] for number, one in enumerate(envelopes)})
-
-    monkeypatch.setattr(Gathered, "of", cut)
-    federation.run_round(0)
-    with pytest.raises(ProtocolError, match="3 sums, although updates on one grid belong in one sum"):
-        federation.begin("a", 1)
 
 
 # Calibrations, which silos that lie have sealed.
