@@ -206,8 +206,7 @@ class Opener:
         while known < len(spoiled):
             known = len(spoiled)
             good = [index for index in range(len(entry.sums)) if index not in spoiled]
-            silos = {member.silo for member in members_of([entry.sums[index] for index in good])}
-            opened = self._change(state, entry, good if len(silos) >= self._plan.members else [], spoiled)
+            opened = self._change(state, entry, good, spoiled)
         for index, error in spoiled.items():
             _log_spoiled(entry.version, entry.sums[index].head.members, error)
         if not _bounded(opened.change):
