@@ -8,7 +8,7 @@ An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if 
 |---|---|
 | updates from another run or another history | D of its updates, before decryption |
 | a grid that silos did not agree on | digest of the grid, before decryption |
-| fewer silos than ``members``; the server's fault, or of a grid that few used | its updates, before decryption |
+| updates of fewer silos than ``members`` | names of its updates, before decryption |
 | with control variates: updates that start from an older version; the server's fault | versions of its updates |
 | a header that is no sum of headers | `tally.read` |
 | masks of other seeds than were committed to | `tally.read`, because the decrypted values are random |
