@@ -68,6 +68,8 @@ class AuditHead:
     @classmethod
     def load(cls, path: Path) -> AuditHead:
         """Read a head without a check of its signature; `AuditBroken` if malformed, `ConfigError` if unreadable."""
+        if not path.is_file():  # reading a pipe would block
+            raise AuditBroken(f"{path} is no plain file")
         try:
             head: AuditHead = codec.loads(cls, read_input(path, _MOST_BYTES))
         except codec.DecodeError as error:
@@ -141,13 +143,14 @@ class HeadKeeper:
             head = self._head()
         except (FedSyncError, OSError, ValueError) as error:
             logger.error("the audit log is not signed: %s. See `fedsync silo audit`", error)
+            self._mark_unwritten(error)
             return
         if self._config.audit.head_to is not None:
             self._write_elsewhere(head, Path(self._config.audit.head_to), last=last)
 
     def _head(self) -> AuditHead | None:
         path = private_folder(self._folder) / HEAD
-        if self._signed is None:
+        if self._signed is None or self._reader.behind:
             self._signed = self._continued(path)
         for _ in self._reader.lines():
             pass
@@ -167,13 +170,16 @@ class HeadKeeper:
         """
         found = [each for each in (path, *heads_elsewhere(self._config)) if each.exists()]
         heads = {each: AuditHead.load(each) for each in found}
-        self._reader = AuditReader(self._folder)
-        check_fits(heads, self._reader.digests({head.n for head in heads.values()}), self._reader)
+        if self._signed is not None:
+            heads[path] = self._signed
+        reader = AuditReader(self._folder)
+        check_fits(heads, reader.digests({head.n for head in heads.values()}), reader)
+        self._reader = reader
         return heads.get(path)
 
     def _write_elsewhere(self, head: AuditHead | None, folder: Path, *, last: bool) -> None:
         """Write the day's head, None for an empty log; at other times, check that a head could be written."""
-        day, mark = f"{self._now():%Y-%m-%d}", self._folder / UNWRITTEN
+        day = f"{self._now():%Y-%m-%d}"
         try:
             if head is not None and (day != self._day or last):
                 write_atomically(folder / f"{self._config.name}-{day}.json", codec.dumps(head).encode(), OWNER_FILE)
@@ -181,14 +187,17 @@ class HeadKeeper:
             elif not takes_heads(folder):
                 remedy = "Mount the folder, and let the silo's user write there"
                 raise ConfigError("audit.head_to", f"{folder} is missing or not writable", remedy)
-            mark.unlink(missing_ok=True)
+            (self._folder / UNWRITTEN).unlink(missing_ok=True)
         except (ConfigError, OSError) as error:
             stops = "; nothing leaves this silo until it can" if self._config.audit.required else ""
             logger.error("the head of the audit log cannot be written off this machine%s: %s", stops, error)
-            try:
-                write_private(mark, str(error).encode("utf-8", "replace"))
-            except ConfigError as full:
-                logger.error("%s", full)
+            self._mark_unwritten(error)
+
+    def _mark_unwritten(self, error: Exception) -> None:
+        try:
+            write_private(self._folder / UNWRITTEN, str(error).encode("utf-8", "replace"))
+        except ConfigError as full:
+            logger.error("%s", full)
 
 
 def check_fits(heads: dict[Path, AuditHead], digests: dict[int, str], read: AuditReader) -> None:

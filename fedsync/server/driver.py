@@ -121,7 +121,7 @@ class FlowerDriver:
         self._resting = deque[tuple[float, PendingMessage, str]]()
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
-        self._answered, self._spare = "", IdleTraining(timing.spare_s)
+        self._spare = IdleTraining(timing.spare_s)
         self._vigil = IdleTimeout(timing.join_timeout_s, self._now_s())
 
     def run(self) -> None:
@@ -284,7 +284,6 @@ class FlowerDriver:
 
     def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload | None, now_s: float) -> Event:
         """Store an update; None means that it is in the sum of its region."""
-        self._answered = name
         self._outbox.over(order.update_id, now_s)
         if self._aggregator.seals_figures:
             check_sealed(name, report)
@@ -361,7 +360,7 @@ class FlowerDriver:
                 self._aggregator.commit(action)
                 for each in self._extensions:
                     each.on_version(version)
-                self._outbox.snapshot(self._answered, self._now_s())
+                self._outbox.snapshot(self._now_s())
                 self._outbox.questions(self._now_s())
                 self._unsaved = self._aggregator.blocked
             case HaltEarly(_, update_id):

@@ -127,6 +127,7 @@ class Outbox:
         self._answer_times = AnswerTimes(timing.ask_s)
         self._posted: list[tuple[PendingMessage, SiloQuestion | RelayedRequest]] = []
         self._sent: dict[str, PendingMessage] = {}
+        self._snapshots = 0
 
     # Requests.
 
@@ -163,13 +164,16 @@ class Outbox:
         request = Collect(order.update_id, self._report_s, sent.halt)
         self._post(replace(sent, collecting=True), request, None, now_s)
 
-    def snapshot(self, answered: str, now_s: float) -> None:
-        """Request an encrypted model if wanted and not pending: from ``answered`` if connected, else from any silo."""
+    def snapshot(self, now_s: float) -> None:
+        """Request an encrypted model if wanted and not pending, from each silo in turn: a silo may send one that no
+        joining silo accepts.
+        """
         here, asked = self._nodes.by_name, AskSnapshot()
         if self._aggregator is None or not self._aggregator.wants_snapshot or not here:
             return
         if not any(sent.request == asked for sent in self.waiting):
-            self.ask(here.get(answered) or next(iter(here.values())), asked, now_s)
+            self._snapshots += 1
+            self.ask(here[sorted(here)[self._snapshots % len(here)]], asked, now_s)
 
     def questions(self, now_s: float) -> None:
         """Post the aggregator's questions to silos, which block the last commit; each is asked once."""

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -195,6 +196,42 @@ def test_nothing_leaves_before_the_first_head_or_after_the_day_s_where_the_share
         shutil.rmtree(share)
 
 
+def test_a_flood_that_pushes_out_what_was_read_ends_no_signing(tmp_path: Path) -> None:
+    """The silo's process never signed again, so what came later could be cut off."""
+    (tmp_path / "share").mkdir()
+    config = owned(tmp_path, "berlin", bytes=100_000, keep=2)
+    log, keeper = AuditLog(audit_place(config)), HeadKeeper(config)
+    for count in (1, 900, 1):
+        with patch("os.fdatasync"):
+            for _ in range(count):
+                log.add("answered", {**LINE, "bytes": 1, "sent": "00"})
+        keeper.tend()
+        assert not any("after the last signed head" in note for note in check_audit(config).notes)
+    assert not log_of(config).exists()
+    for folder in (log_of(config).parent, tmp_path / "share"):
+        shutil.rmtree(folder)
+    log.add("answered", {**LINE, "bytes": 1, "sent": "00"})
+    for _ in range(2):  # a log that does not continue from the signed line is no flood
+        keeper.tend()
+    assert not head_of(config).exists()
+
+
+def test_nothing_leaves_while_the_log_cannot_be_signed_where_its_head_is_required(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    config = owned(tmp_path, "berlin", required=True)
+    keeper = HeadKeeper(config)
+    keeper.tend()
+    add(config)
+    good = log_of(config).read_bytes()
+    log_of(config).write_bytes(good.replace(b"WorkReport", b"Evaluation") + good)
+    keeper.tend()
+    with pytest.raises(ConfigError, match="cannot be written to another machine"):
+        add(config)
+    log_of(config).write_bytes(good)
+    keeper.tend()
+    add(config)
+
+
 HOSTILE: dict[str, dict[str, object]] = {
     "number of what was removed": {"kind": "pruned", "first": "x"},
     "bytes": {"kind": "answered", "bytes": "many"},
@@ -222,9 +259,10 @@ def test_a_chain_of_nonsense_is_an_error_with_a_place_and_no_stack_trace(what: s
         assert AUDIT in str(error)
 
 
-def test_a_pipe_in_the_place_of_a_log_stops_nobody(config: SiloStartConfig) -> None:
-    """The owner's command waited for ever, and so did the supervisor that signs."""
-    os.mkfifo(log_of(config).with_name(file_name(2)))
+@pytest.mark.parametrize("place", [f"berlin/{AUDIT}/{file_name(2)}", "share/berlin-2025-12-31.json"])
+def test_a_pipe_in_the_place_of_a_log_or_a_head_stops_nobody(place: str, config: SiloStartConfig) -> None:
+    """The owner's command waited for ever, and so did the supervisor that signs. Others may write to the share."""
+    os.mkfifo(Path(config.state).parent / place)
 
     def read(by: Callable[[], object]) -> None:
         with suppress(ConfigError):

@@ -120,6 +120,18 @@ def test_where_all_answers_take_long_none_is_missed_sooner() -> None:
     assert missed_after() == 10
 
 
+def test_silos_are_asked_for_a_snapshot_in_turn(outbox: Outbox) -> None:
+    """Who answered last was asked each time. A silo that waited for that, and sent nonsense, kept all newcomers out."""
+    asked = []
+    for _ in range(4):
+        outbox.snapshot(0.0)
+        outbox.snapshot(0.0)  # one is pending
+        (sent,) = outbox.waiting
+        asked.append(sent.node)
+        outbox.forget(sent.node)
+    assert sorted(asked) == [1, 1, 2, 2]
+
+
 def test_an_order_that_has_no_answer_is_collected(outbox: Outbox) -> None:
     outbox.train("a", ORDER, 0.0)
     outbox.flush()
@@ -223,6 +235,7 @@ class Recording:
             outgoing=lambda silo, subject: np.frombuffer(silo.encode(), dtype=np.uint8),
             upload_bytes=10,
             snapshot_bytes=30,
+            wants_snapshot=True,
             questions=lambda: self.asks.pop() if self.asks else {},
             give_up=self.given_up.append,
             holds=lambda silo, version: self.held.append((silo, version)),

@@ -18,7 +18,7 @@ SERVER: Changes = {
         ),
         (
             "a-sum-of-too-few-goes-out",
-            "if len(members) < least:",
+            "if silos < least:",
             "if False:",
         ),
         (

@@ -64,12 +64,13 @@ def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, 
 @dataclass(frozen=True, slots=True)
 class MaskRoster:
     """Silos that take part in masks: for each, the run's X25519 key and the long-lived Ed25519 key. ``colluding`` is k;
-    ``digest`` is the SHA-256 of the announcements.
+    ``digest`` is the SHA-256 of the announcements. Silos unmask no sum of fewer than ``fewest`` silos.
     """
 
     keys: Mapping[str, PublicKeys]
     colluding: int
     digest: bytes = field(repr=False)
+    fewest: int = 1
 
     @property
     def threshold(self) -> int:
@@ -77,10 +78,12 @@ class MaskRoster:
 
     @property
     def least(self) -> int:
-        return least_survivors(self.colluding)
+        return max(self.fewest, least_survivors(self.colluding))
 
     @classmethod
-    def read(cls, data: bytes, members: Mapping[str, PublicKeys], run: bytes, colluding: int) -> MaskRoster:
+    def read(
+        cls, data: bytes, members: Mapping[str, PublicKeys], run: bytes, colluding: int, fewest: int = 1
+    ) -> MaskRoster:
         """Read the announcements by name that the server sent; ``members`` are all silos' long-lived keys. Raise
         `ProtocolError` if an announcement is of an unknown silo, is invalid, or is of another run.
         """
@@ -92,4 +95,4 @@ class MaskRoster:
         if any(other != run for other, _ in found.values()):
             raise ProtocolError(SERVER, "roster", "a silo announced its key for another run")
         keys = {name: one for name, (_, one) in found.items()}
-        return cls(keys, colluding, hashlib.sha256(pack_named(announcements)).digest())
+        return cls(keys, colluding, hashlib.sha256(pack_named(announcements)).digest(), fewest)

@@ -240,9 +240,10 @@ class EncryptedAggregator:
         sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(gathered.by_grid.items()))
         entry = LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear)))
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
-        if len(members) < least:
+        silos = len({member.silo for member in members})
+        if silos < least:
             why = "would disclose too much: it is not decrypted, and the commit changes no model"
-            logger.warning("a sum of %d silos %s", len(members), why)
+            logger.warning("a sum of %d silos %s", silos, why)
             self._pause()
             return
         if self._evidence is not None and not gathered.summed:

@@ -8,6 +8,7 @@ An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if 
 |---|---|
 | updates from another run or another history | D of its updates, before decryption |
 | a grid that silos did not agree on | digest of the grid, before decryption |
+| updates of fewer silos than ``members`` | names of its updates, before decryption |
 | with control variates: updates that start from an older version; the server's fault | versions of its updates |
 | a header that is no sum of headers | `tally.read` |
 | masks whose seeds do not fit their commitments | `tally.read`, because the decrypted values are random |
@@ -193,6 +194,8 @@ class Opener:
         spoiled: dict[int, ProtocolError] = {}
         grids, optimizer = state.scales.grids(self._plan, self._ring.group), self._plan.optimizer
         for index, one in enumerate(entry.sums):
+            if (few := len({member.silo for member in one.head.members})) < self._plan.members:
+                spoiled[index] = _spoiled("members", f"{few} silos are in it, and {self._plan.members} must be")
             if one.head.grid not in grids:
                 spoiled[index] = _spoiled("grid", "encrypted on a grid that silos did not agree on")
             if any(state.history.chain(member.round) != member.chain for member in one.head.members):
@@ -203,8 +206,7 @@ class Opener:
         while known < len(spoiled):
             known = len(spoiled)
             good = [index for index in range(len(entry.sums)) if index not in spoiled]
-            silos = {member.silo for member in members_of([entry.sums[index] for index in good])}
-            opened = self._change(state, entry, good if len(silos) >= self._plan.members else [], spoiled)
+            opened = self._change(state, entry, good, spoiled)
         for index, error in spoiled.items():
             _log_spoiled(entry.version, entry.sums[index].head.members, error)
         if not _bounded(opened.change):
@@ -285,8 +287,8 @@ def _noted(spoiled: dict[int, ProtocolError], index: int) -> Iterator[None]:
 
 def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError, what: str = "sum") -> None:
     ids = ", ".join(member.update_id for member in members)
-    text = "version %d: the %s of %s is ignored, one of them made it invalid: %s"
-    logger.warning(text, version, what, ids, error.detail)
+    why = "" if error.check == "members" else ", one of them made it invalid"
+    logger.warning("version %d: the %s of %s is ignored%s: %s", version, what, ids, why, error.detail)
 
 
 def model_of(

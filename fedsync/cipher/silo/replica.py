@@ -321,8 +321,8 @@ class EncryptedReplica:
         return self._state.model
 
     def _read_roster(self, received: CatchUp, masking: Masking) -> MaskRoster:
-        members, own = self._ring.group.members, masking.pair
-        roster = MaskRoster.read(bytes(received.roster), members, self._masked_run, self._plan.colluding)
+        plan, members, own = self._plan, self._ring.group.members, masking.pair
+        roster = MaskRoster.read(bytes(received.roster), members, self._masked_run, plan.colluding, plan.members)
         if roster.keys.get(own.name) != own.public:
             raise OtherVersion(self._state.version, received.base, masking.announcement)
         return roster

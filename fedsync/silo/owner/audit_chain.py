@@ -113,6 +113,11 @@ class AuditReader:
     _offset: int = 0
     _pruned: int = 1
 
+    @property
+    def behind(self) -> bool:
+        """Whether the file of the last line read was removed, as the owner's limit may do."""
+        return self._file > 0 and not (self.folder / file_name(self._file)).exists()
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines since the last read; raise `AuditBroken` if a line was changed or removed."""
         self.torn = 0

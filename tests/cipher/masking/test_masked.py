@@ -1,6 +1,7 @@
 """Masks: the server and one silo together see no single update, and who is lost meanwhile costs nothing."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,18 @@ def test_a_sum_of_two_stays_closed(tmp_path: Path) -> None:
     federation.run_round(0, "ab")
     assert not federation.aggregator.blocked
     np.testing.assert_array_equal(federation.begin("a", 1), INITIAL)
+
+
+def test_masks_stay_on_a_sum_of_fewer_silos_than_the_run_demands(tmp_path: Path) -> None:
+    """The server chooses the roster. Sums of a+b, a+d and b+d, with one silo on its side, gave each update alone."""
+    federation = Federation(plan("masked", members=5, quorum=5), tmp_path, FIVE)
+    federation.aggregator._plan = replace(federation.plan, members=1)
+    for name in "de":
+        federation.aggregator.leave(name)
+    federation.begin_all("abc", 0)
+    federation.commit(1, federation.answer_all("abc"))
+    with pytest.raises(ProtocolError, match="3 silos; their sum would disclose too much"):
+        federation.unmask()
 
 
 def test_masks_of_an_update_are_of_its_order_the_silo_s_past_and_its_roster(tmp_path: Path) -> None:

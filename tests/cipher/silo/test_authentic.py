@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ import pytest
 from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, Piece
+from fedsync.cipher.server.inbox import Gathered
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites.suite import Words
 from fedsync.common.errors import ProtocolError
-from tests.cipher.make import Federation, change, order, plan, report
+from tests.cipher.make import INITIAL, Federation, change, close, order, plan, report
 from tests.cipher.sealers import KINDS
 
 OTHER = bytes(range(32))
@@ -171,3 +174,23 @@ def test_what_was_not_changed_is_opened(federation: Federation, monkeypatch: pyt
     silo.receive(with_sum(received, same).encode(), 1)
     assert calls
     assert silo.holds == 1
+
+
+@pytest.mark.parametrize("cut", [("a", "b", "c"), ("ab", "c")])
+def test_no_sum_of_fewer_silos_than_the_run_demands_is_opened(
+    cut: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version had enough, in one sum for each silo: every silo decrypted each update alone."""
+    federation, gather = Federation(plan("pad", members=2), tmp_path, dict.fromkeys("abc", 10)), Gathered.of
+
+    def parts(*given: Any) -> Gathered:
+        (envelopes,) = gather(*given).by_grid.values()
+        sums = {names.encode(): [one for one in envelopes if one.head.sender in names] for names in cut}
+        return replace(gather(*given), by_grid=sums)
+
+    monkeypatch.setattr(Gathered, "of", parts)
+    federation.run_round(0)
+    calls = count_openings(federation.silos["a"], monkeypatch)
+    opened = [change(ord(name)) for names in cut for name in names if len(names) > 1]
+    close(federation.begin("a", 1), INITIAL + np.mean(opened, axis=0) if opened else INITIAL)
+    assert bool(calls) == bool(opened)

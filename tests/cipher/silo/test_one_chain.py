@@ -50,20 +50,37 @@ def test_what_was_sealed_in_another_run_is_not_opened(other: dict[str, object], 
         fresh.receive(elsewhere.aggregator.outgoing("a"), 0)
 
 
+def of_another_past(federation: Federation) -> str:
+    """Update of c, which names a history that nobody has."""
+    liar = federation.silos["c"]
+    history = liar._state.history
+    liar._state = replace(liar._state, history=replace(history, chains=(bytes(32),)))
+    update_id = federation.answer("c", change(ord("c")))
+    liar._state = replace(liar._state, history=history)
+    return update_id
+
+
 def test_one_silo_that_names_another_past_does_not_count(tmp_path: Path) -> None:
     """It can: it has the key. The others' update counts, and no silo refuses anything."""
     federation = Federation(plan("pad"), tmp_path, THREE)
     federation.begin_all("abc", 0)
     ids = federation.answer_all("ab")
-    liar = federation.silos["c"]
-    history = liar._state.history
-    liar._state = replace(liar._state, history=replace(history, chains=(bytes(32),)))
-    ids.append(federation.answer("c", change(ord("c"))))
-    liar._state = replace(liar._state, history=history)
-    federation.commit(1, ids)
+    federation.commit(1, [*ids, of_another_past(federation)])
     for silo in federation.silos.values():
         silo.receive(federation.aggregator.outgoing(silo._ring.own.name), 1)
         assert set(silo._state.added) == {"a", "b"}
+
+
+def test_beside_two_updates_of_one_silo_it_makes_no_sum_that_others_take_for_a_forgery(tmp_path: Path) -> None:
+    """Two updates are left, of one silo. The server counted updates, and the others locked themselves."""
+    federation = Federation(plan("pad", members=2), tmp_path, THREE)
+    federation.begin_all("abc", 0)
+    ids = [federation.answer("a", change(1))]
+    federation.begin("a", 0)
+    federation.commit(1, [*ids, federation.answer("a", change(2)), of_another_past(federation)])
+    for silo in federation.silos.values():
+        silo.receive(federation.aggregator.outgoing(silo._ring.own.name), 1)
+        assert not silo._state.added
 
 
 def test_silos_that_were_told_different_stories_cannot_be_added_up(tmp_path: Path) -> None:
