@@ -244,16 +244,18 @@ def _lines(form: SurvivalForm, counts: Counts, at: list[int]) -> dict[str, Any]:
 
 
 def _hazard(name: str, coefficient: float, error: float) -> dict[str, Any]:
-    low, high = (float(np.exp(coefficient + side * _Z * error)) for side in (-1, 1))
+    with np.errstate(over="ignore"):  # per unit of a column of tiny numbers, a ratio may be beyond all floats
+        low, ratio, high = (float(np.exp(coefficient + side * _Z * error)) for side in (-1, 0, 1))
     p = 2 * NormalDist().cdf(-abs(coefficient / error)) if error > 0 else float("nan")
     numbers = {
         "coefficient": coefficient,
         "error": error,
-        "ratio": float(np.exp(coefficient)),
+        "ratio": ratio,
         "low": low,
         "high": high,
     }
-    return {"covariate": name, **{key: _short(value) for key, value in (numbers | {"p": p}).items()}}
+    known = {key: _short(value) if math.isfinite(value) else None for key, value in (numbers | {"p": p}).items()}
+    return {"covariate": name, **known}
 
 
 def _count(count: int, least: int) -> int | str:

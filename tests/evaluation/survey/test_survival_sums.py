@@ -1,5 +1,8 @@
 """Sums of survival analysis: cells have enough persons, and means that no silos made are refused."""
 
+import json
+from io import StringIO
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +11,7 @@ from scipy.stats import chi2
 
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.config.tasks.survival_task import SurvivalConfig
+from fedsync.extras.survival.survival_command import _tables
 from fedsync.extras.survival.survival_estimates import (
     chi_squared_tail,
     cox_fit,
@@ -26,6 +30,7 @@ from fedsync.extras.survival.survival_sums import (
     step_vector,
 )
 from fedsync.model.layout import Vector
+from fedsync.observe.terminal import Terminal
 
 
 def form_of(least: int = 1, steps: int = 3, places: int = 3) -> SurvivalForm:
@@ -131,6 +136,20 @@ def test_a_few_persons_with_gaps_follow_from_no_numbers(gaps: int, shown: bool) 
     found = told(form, read(form, after(form, silos, 2)))["cox"]
     assert found["persons"] == (120 - gaps if shown else None)
     assert (found["events"] is not None) == shown
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_coefficients_per_unit_of_tiny_or_huge_numbers_are_shown(unit: float) -> None:
+    """Also where a hazard ratio per unit is beyond all floats: the file is JSON, which has no infinity."""
+    form, (rows, scaled) = form_of(), (rows_of(0), rows_of(0))
+    scaled.covariates[:] *= unit
+    plain, found = (told(form, read(form, after(form, [each], form.rounds)))["cox"] for each in (rows, scaled))
+    for one, other in zip(plain["covariates"], found["covariates"], strict=True):
+        assert (other["coefficient"] * unit, other["p"]) == pytest.approx((one["coefficient"], one["p"]), rel=1e-3)
+    (table,), shown = _tables({"curves": [], "cox": found}), StringIO()
+    Terminal(file=shown, width=120).print(table)
+    assert all(f"{each['coefficient']:.4g}" in shown.getvalue() for each in found["covariates"])
+    json.dumps(found, allow_nan=False)
 
 
 def test_before_the_first_round_there_are_no_sums() -> None:
