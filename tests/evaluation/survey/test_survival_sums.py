@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
+from statsmodels.duration.hazard_regression import PHReg
 
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.config.tasks.survival_task import SurvivalConfig
@@ -136,6 +137,21 @@ def test_a_few_persons_with_gaps_follow_from_no_numbers(gaps: int, shown: bool) 
     found = told(form, read(form, after(form, silos, 2)))["cox"]
     assert found["persons"] == (120 - gaps if shown else None)
     assert (found["events"] is not None) == shown
+
+
+def test_a_covariate_with_a_heavy_tail_has_the_coefficient_of_the_pooled_rows() -> None:
+    """A first Newton step goes too far here: exp(bz) is beyond all floats, and the likelihood far below that at 0."""
+    rng = np.random.default_rng(1)
+    marker = np.exp(2 * rng.normal(size=150))
+    ends = rng.exponential(100 / np.exp(np.clip(0.3 * (marker - np.median(marker)), -20, 20)))
+    times, events = np.minimum(ends, 100.0), ends <= 100
+    form = SurvivalForm(1, tuple(sorted(set(times.tolist()))), (), ("marker",), 16, 1)
+    rows = SurvivalRows(times, events, np.zeros(150, dtype=np.int64), marker[:, None])
+    fit = cox_fit(form, read(form, after(form, [rows], form.rounds)))
+    scaled = (marker - marker.mean()) / marker.std()
+    pooled = PHReg(times, scaled[:, None], events, ties="efron")
+    assert fit.converged and fit.likelihood == pytest.approx(pooled.loglike(fit.coefficients * marker.std()), rel=1e-9)
+    assert pooled.score(fit.coefficients * marker.std()) == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
