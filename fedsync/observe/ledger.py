@@ -145,8 +145,7 @@ class Ledger:
         self._over = self.closed(self._over)
         for row in self.rounds.let_go(min(self._over, len(self.rounds) - self.keep)):
             del self._by_version[row.round]
-            target, found = self.target_accuracy, row.accuracy
-            if self._reached_s is None and target is not None and found is not None and found >= target:
+            if self._reached_s is None and self.target_accuracy is not None and row.reaches(self.target_accuracy):
                 self._reached_s = row.at_s
 
     def closed(self, known: int = 0) -> int:
@@ -185,8 +184,7 @@ class Ledger:
         return self.seconds_to(self.target_accuracy)
 
     def seconds_to(self, accuracy: float) -> float | None:
-        reached = (row.at_s for row in self.rounds if row.accuracy is not None and row.accuracy >= accuracy)
-        return next(reached, None)
+        return next((row.at_s for row in self.rounds if row.reaches(accuracy)), None)
 
     def missing(self) -> list[LostSilo]:
         return self.lost.missing(self._begin_s or 0.0, self._end_s)
@@ -371,15 +369,15 @@ class Ledger:
     def _settle(self) -> None:
         settled = self._scores.settle()
         for each in settled:
-            self._score(each.score)
+            self._score(each.score, counts=each.counts)
             self.lost.few_scored += not (each.counts or self._scores.starting)
         if settled:
             self.judged.settle(settled)
 
-    def _score(self, score: Score) -> None:
+    def _score(self, score: Score, *, counts: bool = True) -> None:
         row = self._by_version.get(score.version)
         if row is not None:
-            row.accuracy, row.test_loss, row.numbers = score.accuracy, score.loss, score.numbers
+            row.accuracy, row.test_loss, row.numbers, row.counts = score.accuracy, score.loss, score.numbers, counts
         # A rollback creates a version without a row, and this version may be the final model.
         if self.last is None or score.version >= self.last.version:
             self.last = score

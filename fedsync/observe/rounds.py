@@ -209,6 +209,7 @@ class Round:
         metrics: figures that silos reported, pooled over updates, and figures of evaluations of the version.
         tested: number of samples behind the evaluation figures in ``metrics``, by name.
         found: scores of each silo that evaluated the version, by name.
+        counts: whether enough silos scored the version for decisions; see `fedsync.evaluation.version_scores`.
     """
 
     round: int
@@ -222,6 +223,10 @@ class Round:
     tested: dict[str, int] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     found: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    counts: bool = True
+
+    def reaches(self, accuracy: float) -> bool:
+        return self.counts and self.accuracy is not None and self.accuracy >= accuracy
 
     @property
     def slowest(self) -> str:

@@ -124,10 +124,16 @@ class Task(ABC):
         return model(inputs), labels
 
     def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Score the result of `predict`, as `score` does. Default: cross-entropy and arg max."""
+        """Score the result of `predict`, as `score` does.
+
+        Default: cross-entropy and arg max. If a sample has several labels, or none (-100), the means over known labels
+        stand for each sample.
+        """
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs, targets, reduction="sum"), (outputs.argmax(dim=1) == targets).sum()
+        samples_a_label = len(targets) / (targets >= 0).sum().clamp(min=1)
+        loss, right = cross_entropy(outputs, targets, reduction="sum"), (outputs.argmax(dim=1) == targets).sum()
+        return loss * samples_a_label, right * samples_a_label
 
     def metrics(self) -> tuple[AnyMetric, ...]:
         """Metrics of `predict` at each evaluation, beside loss and score; see `fedsync.tasks.metrics`. Default: ()."""

@@ -302,4 +302,5 @@ def test_a_note_counts_the_versions_that_few_silos_scored() -> None:
     ledger.add(coordinator.handle([answer("a", orders(entry)["a"], 3.0, evaluation=scored(0.9))], 3.0))
     ledger.add(coordinator.handle([Evaluated(4.0, "a", 2, scored(0.9))], 4.0))
     assert ledger.summary()["best"]["version"] == 0
+    assert ledger.seconds_to(0.9) is None, "no target counts these versions"
     assert "2 versions cannot be the best: half of the silos or fewer scored them" in ledger.summary()["notes"]

@@ -68,7 +68,9 @@ def test_data_model_and_score(tmp_path: Path) -> None:
     assert made_task.model().out_features == 1
     assert {one.name for one in made_task.table(slot())} == {"age", "days", "dead", "dose"}
     times, events = targets.unbind(1)
-    later = (times[:, None] < times) & (events[:, None] > 0)
+    censored_then = (times[:, None] == times) & (events == 0)
+    assert (censored_then & (events[:, None] > 0)).any(), "a row that is censored at the time of an event lived longer"
+    later = ((times[:, None] < times) | censored_then) & (events[:, None] > 0)
     age = inputs[:, 0]
     share = (((age[:, None] > age) & later).sum() + ((age[:, None] == age) & later).sum() / 2) / later.sum()
     assert float(made_task.assess(inputs[:, :1], targets)[1] / len(targets)) == pytest.approx(float(share), abs=1e-6)

@@ -52,7 +52,7 @@ def gain_intervals(mine: JudgedSamples, other: JudgedSamples) -> dict[str, Inter
     """
     found: dict[str, Interval] = {}
     for key, statistic in statistics_of(mine.metrics).items():
-        chosen = [metric for metric in mine.metrics if metric.statistic.key == key]
+        chosen = [metric for metric in mine.metrics if metric.statistic.key == key and metric.resampled]
         with np.errstate(all="ignore"):
             if key in mine.cells and key in other.cells:
                 intervals = _drawn(chosen, statistic, key, mine, other)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, isfinite
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,9 @@ class Metric(ABC, Generic[S]):
     higher_is_better: bool = True
     limits: tuple[float, float] = (-inf, inf)
 
+    resampled: ClassVar[bool] = True
+    """Whether drawn samples have the metric's value on average; without that, there is no interval."""
+
     @abstractmethod
     def value(self, sums: Sums) -> float | None:
         """Return the number; None if the sums [size] do not define it, such as an AUROC with one class only."""
@@ -90,7 +93,7 @@ class Metric(ABC, Generic[S]):
         return np.array([np.nan if (found := number(self, each)) is None else found for each in sums])
 
     def interval(self, sums: Sums, seed: int) -> Interval | None:
-        if number(self, sums) is None:
+        if not self.resampled or number(self, sums) is None:
             return None
         with np.errstate(all="ignore"):
             found = self.statistic.interval(sums, self.values, seed)

@@ -184,8 +184,7 @@ class PairCounts(Statistic):
         return sums.reshape(*sums.shape[:-1], 1 + BLOCKS, 4)
 
     def support(self, sums: Sums) -> Mapping[str, int]:
-        samples, pairs = self.table(sums)[0, :2]
-        return {"samples": int(samples), "pairs": int(pairs)}
+        return {"samples": int(self.table(sums)[0, 0])}
 
     def left_out(self, sums: Sums) -> Sums:
         table = self.table(sums)

@@ -174,6 +174,8 @@ class CalibrationError(ArrayMetric[ScoreCounts]):
     classes: the mean over classes.
     """
 
+    resampled = False  # drawn samples differ more from the scores than the samples themselves
+
     def values(self, sums: Sums) -> Sums:
         counts, own, scores = self.statistic.groups(sums)
         return mean_of_known(ratio(total(np.abs(own - scores)), counts.sum(axis=-1)))

@@ -18,6 +18,9 @@ FEWEST = 3
 
 LEVEL = 0.95
 
+_ROUNDING = 1e-12
+"""Spread of differences, relative to the largest number, that rounding alone can cause."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeedMean:
@@ -63,7 +66,8 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> PairedTes
     difference = SeedMean.of(differences) if differences else None
     if len(seeds) < FEWEST:
         return PairedTest(len(seeds), difference, why=f"{len(seeds)} pairs; a test needs {FEWEST}")
-    if len(set(differences)) == 1:
+    largest = max(abs(run[seed]) for run in (first, second) for seed in seeds)
+    if max(differences) - min(differences) <= _ROUNDING * largest:
         return PairedTest(len(seeds), difference, why="all differences are the same")
     from scipy import stats
 

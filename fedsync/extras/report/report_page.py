@@ -61,7 +61,7 @@ SHADES = 7
 """Number of colours of a heat map, from worst to best; the style sheet defines each colour."""
 
 MEANINGS = {
-    "accuracy": "share of samples whose class is right",
+    "accuracy": "share of samples whose class is right, or the mean of another score of the task",
     "balanced_accuracy": "accuracy of each class, averaged over classes, so that rare classes count as much",
     "f1": "harmonic mean of precision and recall; with more than two classes, averaged over them",
     "f1_macro": "f1 of each class against the rest, averaged over classes",

@@ -87,9 +87,10 @@ class Findings:
 
     @property
     def shared(self) -> bool:
-        """Whether all silos evaluated on one shared split, so that all have the same numbers."""
-        views = [{name: (each.words, each.support) for name, each in of.items()} for of in self.silos.values()]
-        return len(views) > 1 and all(view == views[0] for view in views) and any(self.pooled.values())
+        """Whether all silos evaluated on one shared split, which the pooled numbers count once."""
+        views = [{name: (each.value, each.support) for name, each in of.items()} for of in self.silos.values()]
+        pooled = {name: (each.value, each.support) for name, each in self.pooled.items()}
+        return len(views) > 1 and bool(pooled) and all(view == pooled for view in views)
 
     @property
     def model(self) -> str:

@@ -56,7 +56,7 @@ class CoxTask(CsvTask):
         risk, times, events = outputs[:, 0], targets[:, 0], targets[:, 1]
         right = pairs = risk.new_tensor(0.0, dtype=torch.float64)
         for rows in torch.split(torch.nonzero(events > 0)[:, 0], _ROWS):
-            later = times > times[rows, None]
+            later = (times > times[rows, None]) | ((times == times[rows, None]) & (events <= 0))
             mine = risk[rows, None]
             right = right + (later & (mine > risk)).sum() + (later & (mine == risk)).sum() / 2
             pairs = pairs + later.sum()

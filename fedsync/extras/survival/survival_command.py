@@ -62,7 +62,8 @@ def _tables(found: dict[str, Any]) -> list[Table]:
         title = f"Cox regression{counted}{state}"
         table = new_table(title, "covariate", "coefficient", "error", "hazard ratio", "95 % interval", "p")
         for each in cox["covariates"]:
-            numbers = [f"{each[name]:.4f}" for name in ("coefficient", "error", "ratio")]
-            table.add_row(each["covariate"], *numbers, f"{each['low']:.4f} .. {each['high']:.4f}", f"{each['p']:.3g}")
+            names = ("coefficient", "error", "ratio", "low", "high", "p")
+            *numbers, low, high, p = ("-" if each[name] is None else f"{each[name]:.4g}" for name in names)
+            table.add_row(each["covariate"], *numbers, f"{low} .. {high}", p)
         tables.append(table)
     return tables

@@ -26,6 +26,7 @@ import numpy as np
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.survival.survival_sums import (
+    MOST_RISK,
     Cells,
     Counts,
     CoxSums,
@@ -37,6 +38,8 @@ from fedsync.extras.survival.survival_sums import (
 
 _Z = NormalDist().inv_cdf(0.975)
 _CONVERGED = 1e-6
+_SINGULAR = 1e-9
+"""Smallest eigenvalue of the information's correlations up to which only rounding tells covariates apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,8 @@ def cox_fit(form: SurvivalForm, sums: SurvivalSums) -> CoxFit:
     for step in sums.steps:
         value, gradient, information = _likelihood(cells, first, linear, step, beta)
         used += 1
-        if value < best - 1e-9 * abs(value):  # too far: go back half of the way
+        cut_off = step.events[:, 0].sum() + step.censored[:, 0].sum() >= math.exp(MOST_RISK)
+        if cut_off or value < best - 1e-9 * abs(value):  # too far: go back half of the way
             beta = (beta + kept) / 2
             continue
         best, kept = value, beta
@@ -134,9 +138,12 @@ def cox_fit(form: SurvivalForm, sums: SurvivalSums) -> CoxFit:
 
 def _step(gradient: Floats, information: Floats) -> tuple[Floats, Floats]:
     """Newton step and standard errors."""
+    with np.errstate(all="ignore"):
+        scale = np.sqrt(np.diag(information))
+        correlations = information / np.outer(scale, scale)
     try:
-        inverse = np.linalg.inv(information)
-        if (np.diag(inverse) > 0).all():
+        if np.linalg.eigvalsh(correlations)[0] > _SINGULAR:
+            inverse = np.linalg.inv(information)
             return inverse @ gradient, np.sqrt(np.diag(inverse))
     except np.linalg.LinAlgError:
         pass
@@ -244,16 +251,18 @@ def _lines(form: SurvivalForm, counts: Counts, at: list[int]) -> dict[str, Any]:
 
 
 def _hazard(name: str, coefficient: float, error: float) -> dict[str, Any]:
-    low, high = (float(np.exp(coefficient + side * _Z * error)) for side in (-1, 1))
+    with np.errstate(over="ignore"):  # per unit of a column of tiny numbers, a ratio may be beyond all floats
+        low, ratio, high = (float(np.exp(coefficient + side * _Z * error)) for side in (-1, 0, 1))
     p = 2 * NormalDist().cdf(-abs(coefficient / error)) if error > 0 else float("nan")
     numbers = {
         "coefficient": coefficient,
         "error": error,
-        "ratio": float(np.exp(coefficient)),
+        "ratio": ratio,
         "low": low,
         "high": high,
     }
-    return {"covariate": name, **{key: _short(value) for key, value in (numbers | {"p": p}).items()}}
+    known = {key: _short(value) if math.isfinite(value) else None for key, value in (numbers | {"p": p}).items()}
+    return {"covariate": name, **known}
 
 
 def _count(count: int, least: int) -> int | str:

@@ -17,7 +17,7 @@ events and cells of censored persons are formed separately, since Efron's treatm
 | ``moments`` | complete rows; sum and sum of squares of each covariate; guard | 1 |
 | ``cox N`` | sums of each cell of events, then of each cell of censored persons; guard | N + 1 |
 
-The guard is 255 in each round, as in `fedsync.evaluation.survey.table_sums`. Sums of exp(bz) are in units of 2^-30.
+The guard is 255 in each round, as in `fedsync.evaluation.survey.table_sums`. Sums of exp(bz) are in units of 2^-60.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fedsync.model.layout import Layout, Vector
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-MOST_RISK = 12.0
+MOST_RISK = 36.0
 """Largest magnitude of a person's linear predictor, so that sums fit their limbs; beyond it exp(bz) is cut off."""
 
-_UNIT_BITS = 30
+_UNIT_BITS = 60
 _COUNT, _SUM, _SQUARES = MOMENT_LIMBS
-_RISK = 10
+_RISK = 20
 
 
 @dataclass(frozen=True, slots=True)

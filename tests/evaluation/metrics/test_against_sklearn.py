@@ -174,6 +174,7 @@ def test_concordance_without_censoring_is_kendalls() -> None:
     risks, times = rng.normal(size=40), rng.normal(size=40)
     sums = pair_sums(risks, times, np.ones(40, np.int64))
     assert not PairCounts().problem(sums)
+    assert shipped("concordance").support(sums) == {"samples": 40}, "reports add up all that a metric is of"
     tau = stats.kendalltau(-risks, times).statistic
     assert number(shipped("concordance"), sums) == pytest.approx((tau + 1) / 2)
     ties = pair_sums(np.zeros(6), np.arange(6.0), np.ones(6, np.int64))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedsync.evaluation.metrics.classes import ClassCounts
+from fedsync.evaluation.metrics.gain import JudgedSamples, gain_intervals
 from fedsync.evaluation.metrics.named import NAMES, shipped
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from tests.evaluation.metrics.make import block_sums, class_sums, error_sums, score_sums
@@ -59,7 +60,7 @@ def test_fewer_than_five_of_a_class_have_no_interval() -> None:
     for few, there in ((4, False), (5, True)):
         labels = np.array([1] * few + [0] * 20)
         scores = np.linspace(0.1, 0.9, len(labels))
-        for name in ("auroc", "average_precision", "brier", "calibration_error"):
+        for name in ("auroc", "average_precision", "brier"):
             found = shipped(name, 2).interval(score_sums(ScoreCounts(), scores, labels), 1)
             assert (found is not None) == there
         predicted = labels[::-1].copy()
@@ -69,6 +70,19 @@ def test_fewer_than_five_of_a_class_have_no_interval() -> None:
         numbers = np.arange(float(few))
         assert (shipped("mae").interval(error_sums(numbers, numbers**2), 1) is not None) == there
         assert (shipped("dice").interval(block_sums(numbers / 9, numbers / 9), 1) is not None) == there
+
+
+def test_a_calibration_error_has_no_interval() -> None:
+    """Percentiles of a bootstrap would lie above the value: of perfect scores, here, from 0.04 on."""
+    rng = np.random.default_rng(0)
+    scores = rng.beta(2, 2, 400)
+    sums = score_sums(ScoreCounts(), scores, (rng.random(400) < scores).astype(np.int64))
+    assert shipped("calibration_error", 2).interval(sums, 1) is None
+    metrics = (shipped("brier", 2), shipped("calibration_error", 2))
+    judged = JudgedSamples(
+        metrics, {"scores/256": sums}, {"scores/256": np.zeros(9, np.int64)}, {"scores/256": np.zeros((9, 1), np.int64)}
+    )
+    assert list(gain_intervals(judged, judged)) == ["brier"]
 
 
 def test_an_interval_stays_within_what_a_metric_may_be() -> None:

@@ -1,13 +1,18 @@
 """Sums of survival analysis: cells have enough persons, and means that no silos made are refused."""
 
+import json
+from io import StringIO
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
+from statsmodels.duration.hazard_regression import PHReg
 
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.config.tasks.survival_task import SurvivalConfig
+from fedsync.extras.survival.survival_command import _tables
 from fedsync.extras.survival.survival_estimates import (
     chi_squared_tail,
     cox_fit,
@@ -26,6 +31,7 @@ from fedsync.extras.survival.survival_sums import (
     step_vector,
 )
 from fedsync.model.layout import Vector
+from fedsync.observe.terminal import Terminal
 
 
 def form_of(least: int = 1, steps: int = 3, places: int = 3) -> SurvivalForm:
@@ -131,6 +137,35 @@ def test_a_few_persons_with_gaps_follow_from_no_numbers(gaps: int, shown: bool) 
     found = told(form, read(form, after(form, silos, 2)))["cox"]
     assert found["persons"] == (120 - gaps if shown else None)
     assert (found["events"] is not None) == shown
+
+
+def test_a_covariate_with_a_heavy_tail_has_the_coefficient_of_the_pooled_rows() -> None:
+    """A first Newton step goes too far here: exp(bz) is beyond all floats, and the likelihood far below that at 0."""
+    rng = np.random.default_rng(1)
+    marker = np.exp(2 * rng.normal(size=150))
+    ends = rng.exponential(100 / np.exp(np.clip(0.3 * (marker - np.median(marker)), -20, 20)))
+    times, events = np.minimum(ends, 100.0), ends <= 100
+    form = SurvivalForm(1, tuple(sorted(set(times.tolist()))), (), ("marker",), 16, 1)
+    rows = SurvivalRows(times, events, np.zeros(150, dtype=np.int64), marker[:, None])
+    fit = cox_fit(form, read(form, after(form, [rows], form.rounds)))
+    scaled = (marker - marker.mean()) / marker.std()
+    pooled = PHReg(times, scaled[:, None], events, ties="efron")
+    assert fit.converged and fit.likelihood == pytest.approx(pooled.loglike(fit.coefficients * marker.std()), rel=1e-9)
+    assert pooled.score(fit.coefficients * marker.std()) == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_coefficients_per_unit_of_tiny_or_huge_numbers_are_shown(unit: float) -> None:
+    """Also where a hazard ratio per unit is beyond all floats: the file is JSON, which has no infinity."""
+    form, (rows, scaled) = form_of(), (rows_of(0), rows_of(0))
+    scaled.covariates[:] *= unit
+    plain, found = (told(form, read(form, after(form, [each], form.rounds)))["cox"] for each in (rows, scaled))
+    for one, other in zip(plain["covariates"], found["covariates"], strict=True):
+        assert (other["coefficient"] * unit, other["p"]) == pytest.approx((one["coefficient"], one["p"]), rel=1e-3)
+    (table,), shown = _tables({"curves": [], "cox": found}), StringIO()
+    Terminal(file=shown, width=120).print(table)
+    assert all(f"{each['coefficient']:.4g}" in shown.getvalue() for each in found["covariates"])
+    json.dumps(found, allow_nan=False)
 
 
 def test_before_the_first_round_there_are_no_sums() -> None:

@@ -35,6 +35,12 @@ def test_what_cannot_be_tested_says_why(second: dict[int, float], why: str) -> N
     assert found.t is found.wilcoxon is None
 
 
+def test_differences_that_only_rounding_tells_apart_are_not_tested() -> None:
+    """One more correct prediction of 100 with each seed: 0.46 - 0.45 and 0.91 - 0.90 differ in the last bits."""
+    found = paired({1: 0.90, 2: 0.45, 3: 0.11}, {1: 0.91, 2: 0.46, 3: 0.12})
+    assert (found.t, found.why) == (None, "all differences are the same")
+
+
 def test_holm_corrects_for_all_comparisons() -> None:
     """By hand: 0.01 x 3, then 0.02 x 2 = 0.04, then 0.03 x 1, which is raised to 0.04."""
     tests = [PairedTest(5, None, value) for value in (0.03, None, 0.01, 0.02)]

@@ -258,5 +258,17 @@ def test_one_shared_test_split_is_shown_once(tmp_path: Path) -> None:
     assert not replace(main, silos={"a": same, "b": other}).shared and not replace(main, silos={"a": same}).shared
 
 
+def test_equal_rounded_numbers_do_not_make_two_splits_one() -> None:
+    """Two small silos without an error, each with a split of its own: the pooled numbers are of twice the samples."""
+    own = {
+        silo: {"accuracy": Estimate(1.0, support={"0": 2, "1": 2}), "loss": Estimate(loss, support={"samples": 4})}
+        for silo, loss in (("a", 0.0001), ("b", 0.0004))
+    }
+    pooled = {"accuracy": Estimate(1.0, support={"0": 4, "1": 4}), "loss": Estimate(0.00025, support={"samples": 8})}
+    found = Findings("best", "test", 9, pooled, own)
+    assert [row[0] for row in result_rows(found)[1]] == ["all silos", "a", "b"]
+    assert [row.metric for row in fairness(found, {"loss"})] == ["accuracy", "loss"]
+
+
 def test_every_shipped_metric_is_explained() -> None:
     assert set(MEANINGS) == {*NAMES, "loss"}
