@@ -369,6 +369,22 @@ def test_without_an_owner_s_budget_a_target_holds_over_restarts(folder: Path) ->
         assert guard_of(subject).ledgers[-1].spent.total() == 3 * orders
 
 
+@pytest.mark.slow
+def test_a_restart_plans_the_rest_of_the_run_and_not_the_whole_run_again(folder: Path) -> None:
+    aim = {**PRIVATE, "noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3, "score_noise": 4.0}
+    config = strategy(folder, aim)
+    local = config.local.model_copy(update={"steps": ORDER.max_steps, "batch_size": BATCH})
+    changed = {"local": local, "stop": config.stop.model_copy(update={"rounds": 4})}
+    spec, noises = RunSpec.of(config.model_copy(update=changed), None, 3), list[float | None]()
+    for number in (1, 2, 3, 4):
+        if number in (1, 4):
+            subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None), folder=folder / "run")
+        order = replace(ORDER, update_id=f"a/{number}", round=number, evaluate=True)
+        subject.train(order, subject.initial_model())
+        noises.append(guard_of(subject).settings.noise)
+    assert noises[:3] == noises[:1] * 3 and noises[3] == pytest.approx(noises[0], rel=0.05)
+
+
 def test_a_server_that_numbers_its_orders_as_it_likes_has_no_longer_run_planned(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,6 +274,7 @@ def privacy_guard(
     trainer: SiloTrainer,
     noise: SiloNoise | None,
     folder: Path | None = None,
+    done: int = 0,
     *,
     seeded: bool,
 ) -> PrivacyGuard | None:
@@ -283,6 +284,7 @@ def privacy_guard(
         ledgers: from `check_budgets`.
         noise: noise on whole updates, if any.
         folder: keeps what a run with a target has spent, if no ledger on disk does.
+        done: number of the run's orders that the silo finished before a restart.
         seeded: draw noise from the seeds of orders, in virtual time.
 
     Raises `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
@@ -315,11 +317,11 @@ def privacy_guard(
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
-    estimate = 0 if isinstance(spec.cipher, PlainConfig) else min(spec.local.steps, ESTIMATED)
+    estimate = 0 if isinstance(spec.cipher, PlainConfig) or done else min(spec.local.steps, ESTIMATED)
     seed, made = f"{spec.seed} {identity.index}", tuple(ledgers)
     guard = PrivacyGuard(config, made, settings, trainer, run, rounds, counts, None, values, tally, estimate, seed)
     if settings.noise is None:
-        guard.aim(spec.local.batch_size, spec.local.steps, rounds)
+        guard.aim(spec.local.batch_size, spec.local.steps, min(max(rounds - done, 0), rounds))
     else:
         trainer.make_private(settings)
     return guard
