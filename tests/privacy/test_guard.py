@@ -272,6 +272,16 @@ def test_what_a_simulated_silo_spends_is_kept_for_the_run_s_result_over_restarts
     }
 
 
+@pytest.mark.slow
+def test_the_budget_of_a_simulated_silo_holds_over_restarts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE, str(folder))
+    budget = BudgetConfig(epsilon=epsilon({STEP: 4}, 1e-3), delta=1e-3)
+    cluster = ClusterConfig(silos=[SiloConfig(name=name, speed=100, privacy=budget) for name in "abc"])
+    begun(strategy(folder, PRIVATE), None, cluster).train(ORDER, np.zeros(6, np.float32))
+    with pytest.raises(BudgetSpent):
+        begun(strategy(folder, PRIVATE), None, cluster).train(ORDER, np.zeros(6, np.float32))
+
+
 @pytest.mark.parametrize("said", ["own", "federated"])
 def test_means_of_rows_are_refused_at_the_silo_too(folder: Path, said: str) -> None:
     """They put each row into the gradients of all others; a strategy does not validate so, and a liar sends it."""

@@ -336,7 +336,8 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
     ledgers, config = ledgers_of(owner, spec.task), spec.privacy
     emulated = spec.emulate[identity.index] if spec.emulate else None
     if emulated is not None and emulated.privacy is not None:
-        ledgers.append(PrivacyLedger(emulated.name, emulated.privacy))
+        kept = Counter[Release]() if config is None else tally_of(spec, config, identity.index).releases
+        ledgers.append(PrivacyLedger(emulated.name, emulated.privacy, spent=kept))
     public = all("statistics" in ledger.budget.public for ledger in ledgers)
     if config is None:
         if not ledgers or (isinstance(spec.task, SurveyConfig) and public):
