@@ -66,6 +66,7 @@ class PlannedSilo:
         most: upper bound of epsilon on any machines; infinite if there is none.
         rates: sampling rates of its steps.
         ran_out: whether the budget has no room for one of the orders.
+        releases: number of its updates, if the noise is on whole updates.
     """
 
     silo: str
@@ -78,6 +79,7 @@ class PlannedSilo:
     most: float = inf
     rates: frozenset[float] = frozenset()
     ran_out: bool = False
+    releases: int = 0
 
     @property
     def begins(self) -> bool:
@@ -173,18 +175,22 @@ def _spent(before: PlannedSilo, silo: RehearsedSilo, basis: Basis, privacy: Priv
         most=min(before.budget or inf, target or inf) if basis is Basis.TIMED else found,
         rates=frozenset(silo.rates),
         ran_out=silo.ran_out,
+        releases=silo.guard.tally.releases.total(),
     )
+
+
+def _caption(planned: Sequence[PlannedSilo]) -> str:
+    return "".join(f"Epsilon is {basis}." for basis in {each.basis for each in planned if each.begins})
 
 
 def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> Table:
     if config.privacy is not None and config.privacy.kind == "silo-noise":
-        return colluders_table(config, cluster.at_start)
+        return colluders_table(config, cluster.at_start, planned)
     stop = config.stop
     length = f"{stop.seconds:g} s" if stop.rounds is None else f"{stop.rounds} rounds"
     title = f"{config.name}: planned privacy loss of {length}, in orders of {config.local.steps} steps"
     table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "at most", "delta", "budget")
-    known = {each.basis for each in planned if each.begins}
-    table.caption = "".join(f"Epsilon is {basis}." for basis in known)
+    table.caption = _caption(planned)
     for each in planned:
         beyond = "" if each.ends or each.refusal else ", exceeded"
         rates = sorted({f"{rate:.4f}" for rate in (min(each.rates), max(each.rates))}) if each.rates else ["-"]
@@ -240,15 +246,16 @@ def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:
     return noise, members
 
 
-def colluders_table(config: StrategyConfig, silos: int) -> Table:
+def colluders_table(config: StrategyConfig, silos: int, planned: Sequence[PlannedSilo]) -> Table:
     noise, members = planned_noise(config, silos)
     assert config.privacy is not None
-    rounds, delta = config.stop.rounds or 1, config.privacy.delta
-    title = f"{config.name}: planned privacy loss of a silo in {rounds} rounds, in sums of {members} silos or more"
+    updates, delta = max(each.releases for each in planned) or config.stop.rounds or 1, config.privacy.delta
+    title = f"{config.name}: planned privacy loss of a silo in {updates} updates, in sums of {members} silos or more"
     table = new_table(title, "silos that collude", "noise", "epsilon", "delta")
+    table.caption = _caption(planned)
     for colluding in range(members):
         left = noise.multiplier * sqrt((members - colluding) / noise.shares)
         told = f"{colluding} (cipher.colluding)" if colluding == members - noise.shares else str(colluding)
-        spent = epsilon({Release(1.0, left): rounds}, delta, "rdp")
+        spent = epsilon({Release(1.0, left): updates}, delta, "rdp")
         table.add_row(told, f"{left:.3f}", shown(spent), f"{delta:g}")
     return table

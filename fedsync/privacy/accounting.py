@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil, inf, log
 from typing import Any, Literal
 
 from fedsync.common.errors import ConfigError
@@ -68,16 +68,19 @@ def noise_for(
     if epsilon(planned(MOST_NOISE), delta, kind) > most:
         raise ValueError(f"no noise is enough for the plan to have epsilon {most:g}")
     noise = max(_by_bound(most, delta, planned, least) if guess is None else guess, least)
-    low, high = 0.0, inf
+    low, high, power, last = 0.0, inf, 1.0, (0.0, 0.0)
     while True:
-        found = epsilon(planned(noise), delta, kind) / most
+        found = max(epsilon(planned(noise), delta, kind) / most, _NEAR)
         low, high = (low, noise) if found <= 1 else (noise, high)
         if found <= 1 and (found > 1 - _NEAR or noise == least):
             return noise
         if high / max(low, least) < 1 + _NEAR / 8:  # other releases of the plan take nearly all
             return high
-        # Epsilon falls about as the inverse of the noise.
-        following = max(noise * (found / (1 - _NEAR / 2) if found < inf else 2.0), least)
+        # Epsilon falls about as a power of the noise: first as the inverse, then as between the last two noises.
+        if last[0] and max(found, last[1]) < inf:
+            power = max(log(last[1] / found) / log(noise / last[0]), 0.1)
+        following = max(noise * ((found / (1 - _NEAR / 2)) ** (1 / power) if found < inf else 2.0), least)
+        last = noise, found
         noise = following if low < following < high else (low * high) ** 0.5 if high < inf else 2 * low
 
 

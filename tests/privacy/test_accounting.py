@@ -10,6 +10,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from fedsync.privacy import accounting
 from fedsync.privacy.accounting import PrivacyPlan, epsilon, fits, noise_for, shown
 from fedsync.privacy.release import PrivateSettings, Release
 
@@ -111,6 +112,23 @@ def test_the_noise_of_a_plan_costs_the_target_and_hardly_less(rounds: int, batch
         return epsilon(plan.releases(PrivateSettings(1.0, noise, 400)), DELTA)
 
     assert cost(noise) <= 1.0 < cost(0.995 * noise)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0, 3.3, 6.0])
+def test_noise_is_found_in_few_compositions_however_fast_epsilon_falls(
+    power: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A composition takes seconds. With epsilon 8 it falls with the power 3.3, and the bound is a quarter above it."""
+    composed = list[float]()
+
+    def found(releases: dict[Release, int], delta: float, kind: str) -> float:
+        (noise,) = (release.noise for release in releases)
+        composed.extend([noise] if kind == "pld" else [])
+        return 8.0 * (0.8 / noise) ** power * (1.25 if kind == "rdp" else 1.0)
+
+    monkeypatch.setattr(accounting, "epsilon", found)
+    noise = noise_for(8.0, DELTA, lambda noise: {Release(0.2, noise): 1})
+    assert 0.99 <= (0.8 / noise) ** power <= 1 and len(composed) <= 6
 
 
 def test_noise_is_at_least_what_the_owner_demands() -> None:

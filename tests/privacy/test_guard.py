@@ -272,6 +272,16 @@ def test_what_a_simulated_silo_spends_is_kept_for_the_run_s_result_over_restarts
     }
 
 
+@pytest.mark.slow
+def test_the_budget_of_a_simulated_silo_holds_over_restarts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE, str(folder))
+    budget = BudgetConfig(epsilon=epsilon({STEP: 4}, 1e-3), delta=1e-3)
+    cluster = ClusterConfig(silos=[SiloConfig(name=name, speed=100, privacy=budget) for name in "abc"])
+    begun(strategy(folder, PRIVATE), None, cluster).train(ORDER, np.zeros(6, np.float32))
+    with pytest.raises(BudgetSpent):
+        begun(strategy(folder, PRIVATE), None, cluster).train(ORDER, np.zeros(6, np.float32))
+
+
 @pytest.mark.parametrize("said", ["own", "federated"])
 def test_means_of_rows_are_refused_at_the_silo_too(folder: Path, said: str) -> None:
     """They put each row into the gradients of all others; a strategy does not validate so, and a liar sends it."""
@@ -367,6 +377,22 @@ def test_without_an_owner_s_budget_a_target_holds_over_restarts(folder: Path) ->
         subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None), folder=folder / "run")
         subject.train(replace(ORDER, update_id=f"a/{orders}"), subject.initial_model())
         assert guard_of(subject).ledgers[-1].spent.total() == 3 * orders
+
+
+@pytest.mark.slow
+def test_a_restart_plans_the_rest_of_the_run_and_not_the_whole_run_again(folder: Path) -> None:
+    aim = {**PRIVATE, "noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3, "score_noise": 4.0}
+    config = strategy(folder, aim)
+    local = config.local.model_copy(update={"steps": ORDER.max_steps, "batch_size": BATCH})
+    changed = {"local": local, "stop": config.stop.model_copy(update={"rounds": 4})}
+    spec, noises = RunSpec.of(config.model_copy(update=changed), None, 3), list[float | None]()
+    for number in (1, 2, 3, 4):
+        if number in (1, 4):
+            subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None), folder=folder / "run")
+        order = replace(ORDER, update_id=f"a/{number}", round=number, evaluate=True)
+        subject.train(order, subject.initial_model())
+        noises.append(guard_of(subject).settings.noise)
+    assert noises[:3] == noises[:1] * 3 and noises[3] == pytest.approx(noises[0], rel=0.05)
 
 
 def test_a_server_that_numbers_its_orders_as_it_likes_has_no_longer_run_planned(

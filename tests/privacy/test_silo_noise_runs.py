@@ -188,6 +188,26 @@ def test_the_plan_tells_what_colluding_silos_leave() -> None:
         assert float(spent) == pytest.approx(epsilon({Release(1.0, left): 4}, 1e-2, "rdp"), abs=2e-3)
 
 
+@pytest.mark.parametrize("change", ["barrier={kind: buffered, size: 3}", "stop={seconds: 30}"])
+def test_the_plan_tells_the_loss_of_the_silo_with_the_most_updates(change: str) -> None:
+    silos = [{"name": name, "speed": speed} for name, speed in zip("abcd", (4000, 100, 100, 100), strict=True)]
+    machines, config = ClusterConfig.model_validate({"silos": silos}), strategy("fedavg", change)
+    planned = planned_spending(config, machines)
+    most = max(each.epsilon or 0.0 for each in planned)
+    table = plan_table(config, machines, planned)
+    assert float(list(table.columns[2].cells)[1]) == pytest.approx(most, abs=1e-3)
+    assert most > epsilon({Release(1.0, 2.0): 1 if "seconds" in change else 4}, 1e-2, "rdp")
+    assert "of these machines in virtual time" in str(table.caption)
+
+
+@pytest.mark.parametrize("barrier", ["{kind: buffered, size: 3}", "{kind: overlap, inner: {kind: bsp}}"])
+def test_a_target_is_refused_where_a_silo_may_send_more_than_one_update_in_a_round(barrier: str) -> None:
+    privacy = {**NOISY, "noise_multiplier": None, "target_epsilon": 4.0}
+    with pytest.raises(ConfigError, match=r"fast silos send more\. Write noise_multiplier"):
+        strategy("fedavg", f"barrier={barrier}", privacy=privacy)
+    strategy("fedavg", f"barrier={barrier}")
+
+
 def test_the_plan_counts_the_silos_that_begin() -> None:
     """As the run does: a silo that joins later may be in sums, and no sum needs it."""
     late = [{"name": "early", "count": 3, "speed": 100}, {"name": "late", "speed": 100, "joins_at_s": 9}]

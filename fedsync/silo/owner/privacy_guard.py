@@ -264,14 +264,16 @@ def privacy_guard(
     trainer: SiloTrainer,
     noise: SiloNoise | None,
     folder: Path | None = None,
+    done: int = 0,
     *,
     seeded: bool,
 ) -> PrivacyGuard | None:
     """Return the guard of a run, and make its trainer private; None for a run without privacy.
 
     ``ledgers`` are those of `check_budgets`, ``noise`` the noise on whole updates, if any. ``folder`` keeps what a run
-    with a target has spent, if no ledger on disk does. ``seeded`` draws noise from the seeds of orders, in virtual
-    time. Raise `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
+    with a target has spent, if no ledger on disk does. ``done`` is the number of the run's orders that the silo
+    finished before a restart. ``seeded`` draws noise from the seeds of orders, in virtual time. Raise `BudgetSpent` if
+    nothing is left, and `ConfigError` if the trainer cannot train privately.
     """
     config = spec.privacy
     if config is None:
@@ -301,11 +303,11 @@ def privacy_guard(
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
-    estimate = 0 if isinstance(spec.cipher, PlainConfig) else min(spec.local.steps, ESTIMATED)
+    estimate = 0 if isinstance(spec.cipher, PlainConfig) or done else min(spec.local.steps, ESTIMATED)
     seed, made = f"{spec.seed} {identity.index}", tuple(ledgers)
     guard = PrivacyGuard(config, made, settings, trainer, run, rounds, counts, None, values, tally, estimate, seed)
     if settings.noise is None:
-        guard.aim(spec.local.batch_size, spec.local.steps, rounds)
+        guard.aim(spec.local.batch_size, spec.local.steps, min(max(rounds - done, 0), rounds))
     else:
         trainer.make_private(settings)
     return guard
@@ -319,7 +321,8 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
     ledgers, config = ledgers_of(owner, spec.task), spec.privacy
     emulated = spec.emulate[identity.index] if spec.emulate else None
     if emulated is not None and emulated.privacy is not None:
-        ledgers.append(PrivacyLedger(emulated.name, emulated.privacy))
+        kept = Counter[Release]() if config is None else tally_of(spec, config, identity.index).releases
+        ledgers.append(PrivacyLedger(emulated.name, emulated.privacy, spent=kept))
     public = all("statistics" in ledger.budget.public for ledger in ledgers)
     if config is None:
         if not ledgers or (isinstance(spec.task, SurveyConfig) and public):

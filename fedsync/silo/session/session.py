@@ -108,7 +108,10 @@ class SiloSession:
         plan = spec.encryption_plan(self._trainer.facts.layout)
         noise = None if plan is None else plan.noise
         kept = None if virtual else folder
-        guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, seeded=virtual) if private else None
+        self._done, self.cursor = LastOrders(folder), Cursor()
+        done, guard = 0 if self._done.last is None else self._done.last.order.round, None
+        if private:
+            guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, done, seeded=virtual)
         self._extensions: list[SessionExtension] = [] if guard is None else [guard]
         self.tally = None if guard is None else guard.tally
         trainer: Estimating = self._trainer
@@ -141,7 +144,6 @@ class SiloSession:
             self._extensions.append(StepControl(self.name, self.layout.size, self.replica, folder))
         self._throttle = spec.throttle(identity.index) if throttled else None
         self._spec, self._folder, self._carries = spec, folder, False
-        self._done, self.cursor = LastOrders(folder), Cursor()
         if self._done.last is not None:
             self._go_on(self._done.last)
 
