@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol, Unpack
+from typing import ClassVar, Protocol, Unpack
 
 import numpy as np
 import torch
@@ -110,6 +110,9 @@ class LocalTrainer(ABC):
     """Base of trainers of one silo; model and data stay on the device between orders. Not thread-safe: torch has one
     generator per process.
     """
+
+    _evaluates_in_place: ClassVar[bool] = True
+    """Whether the model that an evaluation gets is the model that the order then trains."""
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class LocalTrainer(ABC):
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
                     evaluation = self._attempt(lambda: self._evaluate(order.split))
-                if evaluation is None:  # a failed evaluation may have changed model or private state
+                if evaluation is None or self._evaluates_in_place:  # it may have changed model or private state
                     self._prepare(order, base, cursor, correction)
             # The update is what training changed, without the rounding of the received model.
             start_model = self._weights.read() if self._weights.rounds else base

@@ -159,6 +159,8 @@ class ClientAppTrainer(LocalTrainer):
     or no first model, and `RunError` if making the model failed.
     """
 
+    _evaluates_in_place = False
+
     def __init__(
         self,
         app: object,
