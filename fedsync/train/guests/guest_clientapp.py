@@ -87,9 +87,10 @@ class OrderSteps:
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
         """Yield the order's batches; `Counted` if the app only counts samples, `ConfigError` for a second loop."""
         if self._begin is None:
-            samples = getattr(loader, "dataset", None)
-            if isinstance(samples, Sized):
-                raise Counted(len(samples))
+            # A sampler may draw from a part of the data set only.
+            held = (getattr(loader, name, None) for name in ("dataset", "sampler"))
+            if counts := [len(each) for each in held if isinstance(each, Sized)]:
+                raise Counted(min(counts))
             yield next(batches)
             return
         if self.pace is not None:
