@@ -62,6 +62,9 @@ class TravellingModel(Protocol):
     rounds: bool
     """Whether `load` rounds values to half precision."""
 
+    ties: Mapping[str, str]
+    """Further names of tensors that travel, each with the name in ``layout``."""
+
     def load(self, vector: Vector) -> None: ...
 
     def read(self) -> Vector: ...
@@ -155,7 +158,6 @@ class LocalTrainer(ABC):
         """The model before any training, float32 [layout.size]; equal on every silo."""
 
     def facts(self) -> TrainerFacts:
-        tied = tuple(self._weights.state().keys() - {*self.layout.names, *self.kept_names})
         return TrainerFacts(
             layout=self.layout,
             frozen=self.frozen_digest.hex(),
@@ -164,7 +166,7 @@ class LocalTrainer(ABC):
             device=self.device,
             examples=self.examples,
             validates=self.validates,
-            tied_names=tied,
+            ties=self._weights.ties,
             private_names=self.private_names,
         )
 

@@ -51,12 +51,10 @@ class Weights:
 
     def __init__(self, module: nn.Module, names: Collection[str] | None = None) -> None:
         self._module = module
-        named: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen and (names is None or name in names):
-                seen.add(id(tensor))
-                named[name] = tensor
+        state, first = module.state_dict(keep_vars=True), dict[int, str]()
+        owners = {name: first.setdefault(id(state[name]), name) for name in state if names is None or name in names}
+        named: dict[str, Tensor] = {name: state[name] for name, owner in owners.items() if owner == name}
+        self.ties: Mapping[str, str] = {name: owner for name, owner in owners.items() if owner != name}
         if not named or any(tensor.is_complex() for tensor in named.values()):
             raise ConfigError(
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
@@ -222,7 +220,7 @@ class TaskModel:
         self._module = build_model(task, seed)
         self.parts = parts_of(self._module, run, task.parts())
         self._weights = Weights(self._module, self.parts.shared)
-        self.layout = self._weights.layout
+        self.layout, self.ties = self._weights.layout, self._weights.ties
 
     def initial(self) -> Vector:
         return self._weights.read()

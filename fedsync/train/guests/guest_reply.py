@@ -172,6 +172,7 @@ class NamedArrays:
         facts = {name: TensorFacts(places[owner], self._gradients.get(owner, True)) for name, owner in owners.items()}
         self.parts = divide(facts, run)
         self.layout = Layout.of({name: arrays[name] for name in self.parts.shared if name not in self._tied})
+        self.ties: Mapping[str, str] = {name: self._tied[name] for name in self.parts.shared if name in self._tied}
         self.rounds = any(arrays[name].dtype == np.float16 for name in self.layout.names)
         check_finite({name: torch.from_numpy(np.asarray(arrays[name])) for name in self.layout.names})
         say_rounded(tuple(name for name in self.layout.names if arrays[name].dtype == np.float64))
