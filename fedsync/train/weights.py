@@ -33,11 +33,21 @@ logger = foreign.logger(__name__)
 _SAME_TASK = "Name a model of the same task"
 
 
+def rounded(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Names of tensors of float64, and of integers that float32 changes."""
+    return tuple(
+        name
+        for name, tensor in tensors.items()
+        if tensor.dtype == torch.float64
+        or not (tensor.is_floating_point() or torch.equal(tensor.float().to(tensor.dtype), tensor))
+    )
+
+
 @cache
 def say_rounded(names: tuple[str, ...]) -> None:
     if names:
         some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        problem = "float64 in the model travels as float32, with 7 digits (1 + 1e-8 arrives as 1): %s"
+        problem = "float64 and large integers in the model travel as float32, with 7 digits (16777217 as 16777216): %s"
         logger.warning(problem, some)
 
 
@@ -61,7 +71,7 @@ class Weights:
             )
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
         self.rounds = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in named.values())
-        say_rounded(tuple(name for name, tensor in named.items() if tensor.dtype == torch.float64))
+        say_rounded(rounded(named))
         # Names are attribute paths in the module, unless the module overrides its state dict.
         self._paths = [attrgetter(name) for name in named]
         self._by_path = all(
