@@ -137,7 +137,7 @@ class Silo:
                     greeting = session.replica.greeting()
                     return Hello(session.name, session.facts, session.replica.holds, session.form), greeting
                 case AskModel(values):
-                    model = InitialModel(session.layout, session.kept_names, session.form.frozen)
+                    model = InitialModel(session.layout, session.trainer_facts.kept_names, session.form.frozen)
                     return model, session.initial_model().view(np.uint8) if values else None
                 case Train(order):
                     done = session.train(order, given)

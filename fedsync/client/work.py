@@ -128,7 +128,7 @@ class Work:
         self._begun_s: float | None = None
         self._steps: Steps | None = None
         self.counts_elsewhere = False
-        self.logged: dict[str, list[float | torch.Tensor]] = {}
+        self.logged: dict[str, list[torch.Tensor]] = {}
 
     @property
     def is_private(self) -> bool:
@@ -242,8 +242,7 @@ class Work:
     def log(self, **figures: float | torch.Tensor) -> None:
         """Record metrics of a step; ``loss`` is the training loss. The report has their means over the order."""
         for name, value in figures.items():
-            detached = value.detach() if isinstance(value, torch.Tensor) else value
-            self.logged.setdefault(name, []).append(detached)
+            self.logged.setdefault(name, []).append(torch.as_tensor(value).detach().double().mean())
 
 
 class _OrderLoader(DataLoader[T]):

@@ -102,7 +102,7 @@ class Diverged(ConfigError):
 
 
 class PolicyError(FedSyncError):
-    """Breach of contract by a policy: a bug in FedSync. Carries the ``recent`` journal entries for the report."""
+    """Breach of contract by a policy, ours or a user's. Carries the ``recent`` journal entries for the report."""
 
     def __init__(self, problem: str, recent: Sequence[object] = ()) -> None:
         self.problem = problem
@@ -111,7 +111,8 @@ class PolicyError(FedSyncError):
 
     def __str__(self) -> str:
         story = "".join(f"\n  {entry!r}" for entry in self.recent)
-        return f"{self.problem}. This is a bug in FedSync; the last entries were:{story}" if story else self.problem
+        where = "This is a bug in your policy or, without one, in FedSync"
+        return f"{self.problem}. {where}; the last entries were:{story}" if story else self.problem
 
 
 class RunError(FedSyncError):

@@ -73,7 +73,7 @@ class _Begin:
 
 
 def _model_of(aggregator: PlainAggregator, origin: Origin) -> FinalModel:
-    return FinalModel(aggregator.model, origin.layout, origin.kept)
+    return FinalModel(aggregator.model, origin.layout, origin.kept, origin.ties)
 
 
 class FedSync(Shipped):
@@ -356,7 +356,7 @@ class FedSync(Shipped):
             model, about = self._first_model(silos, config, spec, timing, given)
         # Silos report a digest of frozen tensors; under encryption it is keyed, and the server lacks the key.
         frozen = about.frozen if sealing(config.cipher) is None else None
-        origin = Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen)
+        origin = Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen, about.ties)
         return _Begin(origin, keeper.keep(model), None)
 
     def _first_model(
@@ -364,13 +364,16 @@ class FedSync(Shipped):
     ) -> tuple[Vector, InitialModel]:
         try:
             built = task_model(config)
-            model, about = built.initial(), InitialModel(built.layout, built.parts.kept, built.frozen_digest.hex())
+            model, frozen = built.initial(), built.frozen_digest.hex()
+            about = InitialModel(built.layout, built.parts.kept, frozen, built.ties)
         except (PartsError, HugeModel):
             raise
         except ConfigError as error:
             logger.info("asking a silo for the model, because the server cannot build it: %s", error)
             model, about = ask_for_model(silos, spec, timing, self._admission, values=given is None)
-        return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
+        if given is not None:
+            model = payloads.from_arrays(given, about.layout, about.kept, about.ties)[0]
+        return model, about
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:
         """Read the server's part of the silos' keys, which decrypts nothing; None in the clear."""

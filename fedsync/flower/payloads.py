@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
-from typing import Any
+from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.model.layout import REAL_KINDS, Layout, Vector, as_type, as_vector
@@ -50,10 +49,14 @@ def _flat(record: ArrayRecord, sender: str) -> bytes:
 
 
 def to_arrays(
-    vector: Vector, layout: Layout, like: ArrayRecord | None = None, kept: Collection[str] = ()
+    vector: Vector,
+    layout: Layout,
+    like: ArrayRecord | None = None,
+    kept: Collection[str] = (),
+    ties: Mapping[str, str] = MappingProxyType({}),
 ) -> ArrayRecord:
     """Convert a flat vector to Flower's named arrays: float32, or with the names, order and types of ``like``. Arrays
-    named in ``kept`` do not travel, and are copied from ``like``.
+    named in ``kept`` do not travel, and are copied from ``like``. ``ties`` has further names of arrays in ``layout``.
     """
     parts = layout.split(vector)
     if like is None:
@@ -61,22 +64,23 @@ def to_arrays(
     arrays = {name: array.numpy() for name, array in like.items()}
     found = {name: arrays[name] for name in kept if name in arrays}
     for name in arrays.keys() - found.keys():
-        owner = name if name in parts else _tied(arrays[name], arrays, parts)
-        if owner is not None:
+        owner = ties.get(name, name)
+        if owner in parts:
             found[name] = as_type(parts[owner], arrays[name].dtype)
     return ArrayRecord({name: Array(found[name]) for name in arrays if name in found})
 
 
-def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterable[str]) -> str | None:
-    return next((name for name in names if np.array_equal(arrays[name], array)), None)
-
-
-def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collection[str] = ()) -> tuple[Vector, Layout]:
+def from_arrays(
+    record: ArrayRecord,
+    layout: Layout | None = None,
+    kept: Collection[str] = (),
+    ties: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Vector, Layout]:
     """Convert named arrays made by this process to a flat vector, float32 [layout.size].
 
-    Arrays are matched by name, whatever their order and types. An array that the layout lacks is left out if another
-    array has its values: tied weights have several names, and travel under the first name. Arrays in ``kept`` do not
-    travel, and are left out: silos have their own. Raises `ConfigError` with the name of an array that is missing or
+    Arrays are matched by name, whatever their order and types. Tied weights have several names, as in ``ties``, and
+    equal values, and travel under the name in ``layout``. Arrays in ``kept`` do not travel, and are left out: silos
+    have their own. Raises `ConfigError` with the name of an array that is missing or
     unknown, has another shape, or has values that are not finite numbers.
     """
     arrays = {name: array.numpy() for name, array in record.items()}
@@ -89,7 +93,7 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collect
         if arrays[name].dtype.kind not in REAL_KINDS:
             raise _misfit(f"{name!r} is of type {arrays[name].dtype}, and what travels is float32")
     for name in arrays.keys() - {*layout.names, *kept}:
-        if _tied(arrays[name], arrays, layout.names) is None:
+        if not np.array_equal(arrays[name], arrays.get(ties.get(name, ""), ())):
             raise _misfit(f"they have {name!r}, which the model at the silos has not", layout.names)
     with np.errstate(over="ignore"):  # overflow to infinity is reported below
         vector = layout.join(arrays)

@@ -35,9 +35,10 @@ class FinalModel:
     vector: Vector
     layout: Layout
     kept: tuple[str, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
 
     def arrays(self, given: ArrayRecord | None) -> ArrayRecord:
-        return payloads.to_arrays(self.vector, self.layout, given, self.kept)
+        return payloads.to_arrays(self.vector, self.layout, given, self.kept, self.ties)
 
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]

@@ -27,7 +27,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ class Origin:
     """Properties of a run that never change.
 
     ``config`` is the `digest` of the configuration. ``spec`` is the specification that silos receive, as JSON.
-    ``layout`` has the tensors that travel, and ``kept`` the names of all others. ``frozen`` is the digest of the frozen
-    tensors, as in `ModelForm`; None while unknown.
+    ``layout`` has the tensors that travel, ``ties`` their further names, and ``kept`` the names of all others.
+    ``frozen`` is the digest of the frozen tensors, as in `ModelForm`; None while unknown.
     """
 
     config: str
@@ -83,6 +83,7 @@ class Origin:
     layout: Layout
     kept: tuple[str, ...] = ()
     frozen: str | None = None
+    ties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ socket a request is inside a `Forward`, so that a server's message cannot end a 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any, Self
@@ -137,11 +137,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """Layout of the travelling part of the initial model; ``kept`` names the tensors that stay at the silo."""
+    """Layout of the travelling part of the initial model; ``kept`` names the tensors that stay at the silo. ``ties``
+    has the further names of tied tensors, each with the name in ``layout``.
+    """
 
     layout: Layout
     kept: tuple[str, ...] = ()
     frozen: str = ""
+    ties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

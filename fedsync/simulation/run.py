@@ -100,7 +100,7 @@ def _drive(
     if config.initial_model is not None:
         from fedsync.train.weights import load_model
 
-        given = load_model(Path(config.initial_model), first.layout, {*first.layout.names, *first.kept_names})
+        given = load_model(Path(config.initial_model), first.layout, first.trainer_facts.names)
     begin = first.initial_model() if given is None else given
     aggregator = builder.aggregator(first.layout, begin, policies, plan, keys, given)
     recorder = builder.recorder(first.layout.nbytes, plan)

@@ -84,7 +84,7 @@ class DivergenceSearch:
                 remedy = "Look for sqrt(0) or log(0) in model and loss, or lower local.learning_rate"
                 return Diverged(place, problem, remedy)
             case "":
-                problem = f"the update is not finite, and the loss is {loss}"
+                problem = f"the update or the reported loss is not finite; the loss is {loss}"
                 return Diverged("training", problem, "Look for NaN in the data and in what the training code returns")
         problem = f"training diverged at learning rate {learning_rate}: not finite were first the {what} of step {step}"
         if what == "loss":

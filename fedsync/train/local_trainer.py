@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol, Unpack
+from typing import ClassVar, Protocol, Unpack
 
 import numpy as np
 import torch
@@ -62,6 +62,9 @@ class TravellingModel(Protocol):
     rounds: bool
     """Whether `load` rounds values to half precision."""
 
+    ties: Mapping[str, str]
+    """Further names of tensors that travel, each with the name in ``layout``."""
+
     def load(self, vector: Vector) -> None: ...
 
     def read(self) -> Vector: ...
@@ -111,6 +114,9 @@ class LocalTrainer(ABC):
     generator per process.
     """
 
+    _evaluates_in_place: ClassVar[bool] = True
+    """Whether the model that an evaluation gets is the model that the order then trains."""
+
     def __init__(
         self,
         name: str,
@@ -152,7 +158,6 @@ class LocalTrainer(ABC):
         """The model before any training, float32 [layout.size]; equal on every silo."""
 
     def facts(self) -> TrainerFacts:
-        tied = tuple(self._weights.state().keys() - {*self.layout.names, *self.kept_names})
         return TrainerFacts(
             layout=self.layout,
             frozen=self.frozen_digest.hex(),
@@ -161,7 +166,7 @@ class LocalTrainer(ABC):
             device=self.device,
             examples=self.examples,
             validates=self.validates,
-            tied_names=tied,
+            ties=self._weights.ties,
             private_names=self.private_names,
         )
 
@@ -229,7 +234,7 @@ class LocalTrainer(ABC):
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
                     evaluation = self._attempt(lambda: self._evaluate(order.split))
-                if evaluation is None:  # a failed evaluation may have changed model or private state
+                if evaluation is None or self._evaluates_in_place:  # it may have changed model or private state
                     self._prepare(order, base, cursor, correction)
             # The update is what training changed, without the rounding of the received model.
             start_model = self._weights.read() if self._weights.rounds else base

@@ -67,6 +67,8 @@ class FrozenTensors:
         return _digest_of_all(self._digests.values())
 
     def restore(self) -> None:
+        """Set buffers to their first values; `ConfigError`, as `check`, if an earlier order changed a parameter."""
+        self.check()
         if self._buffers:
             state = self._module.state_dict()
             for name, kept in self._buffers.items():

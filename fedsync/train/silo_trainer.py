@@ -5,8 +5,8 @@ Imports no torch: the process that has a silo's keys does not load torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
 
@@ -43,7 +43,7 @@ class TrainerFacts:
         device: ``cpu`` or ``cuda:0``, for people.
         examples: number of training samples that the silo holds.
         validates: whether the silo holds out a validation split; see `Split`.
-        tied_names: further names of tensors that travel.
+        ties: further names of tensors that travel, each with the name in ``layout``.
         private_names: names of the tensors that the silo trains and keeps, where models in files may bring others.
     """
 
@@ -54,12 +54,12 @@ class TrainerFacts:
     device: str
     examples: int
     validates: bool
-    tied_names: tuple[str, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
     private_names: tuple[str, ...] = ()
 
     @property
     def names(self) -> set[str]:
-        return {*self.layout.names, *self.kept_names, *self.tied_names}
+        return {*self.layout.names, *self.kept_names, *self.ties}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,21 @@ logger = foreign.logger(__name__)
 _SAME_TASK = "Name a model of the same task"
 
 
+def rounded(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Names of tensors of float64, and of integers that float32 changes."""
+    return tuple(
+        name
+        for name, tensor in tensors.items()
+        if tensor.dtype == torch.float64
+        or not (tensor.is_floating_point() or torch.equal(tensor.float().to(tensor.dtype), tensor))
+    )
+
+
 @cache
 def say_rounded(names: tuple[str, ...]) -> None:
     if names:
         some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        problem = "float64 in the model travels as float32, with 7 digits (1 + 1e-8 arrives as 1): %s"
+        problem = "float64 and large integers in the model travel as float32, with 7 digits (16777217 as 16777216): %s"
         logger.warning(problem, some)
 
 
@@ -51,19 +61,17 @@ class Weights:
 
     def __init__(self, module: nn.Module, names: Collection[str] | None = None) -> None:
         self._module = module
-        named: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen and (names is None or name in names):
-                seen.add(id(tensor))
-                named[name] = tensor
+        state, first = module.state_dict(keep_vars=True), dict[int, str]()
+        owners = {name: first.setdefault(id(state[name]), name) for name in state if names is None or name in names}
+        named: dict[str, Tensor] = {name: state[name] for name, owner in owners.items() if owner == name}
+        self.ties: Mapping[str, str] = {name: owner for name, owner in owners.items() if owner != name}
         if not named or any(tensor.is_complex() for tensor in named.values()):
             raise ConfigError(
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
             )
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
         self.rounds = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in named.values())
-        say_rounded(tuple(name for name, tensor in named.items() if tensor.dtype == torch.float64))
+        say_rounded(rounded(named))
         # Names are attribute paths in the module, unless the module overrides its state dict.
         self._paths = [attrgetter(name) for name in named]
         self._by_path = all(
@@ -222,7 +230,7 @@ class TaskModel:
         self._module = build_model(task, seed)
         self.parts = parts_of(self._module, run, task.parts())
         self._weights = Weights(self._module, self.parts.shared)
-        self.layout = self._weights.layout
+        self.layout, self.ties = self._weights.layout, self._weights.ties
 
     def initial(self) -> Vector:
         return self._weights.read()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
 from fedsync.client import steps, untimed
 from fedsync.common.errors import ConfigError, RunError
@@ -51,6 +51,16 @@ def test_an_app_that_counts_batches_has_the_samples_of_its_loader(held: int) -> 
         return {"num-examples": len(batches)}
 
     assert hosted(app_of(loop)).examples == held
+
+
+def test_an_app_whose_loader_draws_from_a_part_of_its_data_has_that_part() -> None:
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        rows = SubsetRandomSampler(range(300))  # the others are for validation
+        for _ in steps(msg, DataLoader(TensorDataset(torch.zeros(359, 3)), batch_size=32, sampler=rows)):
+            pass
+        return {"num-examples": len(rows)}
+
+    assert hosted(app_of(loop)).examples == 300
 
 
 def test_it_is_told_of_the_order_of_its_site_and_of_the_run(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def diverging(msg: Message, context: Context, model: nn.Module) -> dict[str, flo
     ("loop", "kind", "problem"),
     [
         (epochs, ConfigError, "a second loop over steps of one order.*write 1"),
-        (diverging, Diverged, "the update is not finite, and the loss is inf"),
+        (diverging, Diverged, "the update or the reported loss is not finite; the loss is inf"),
     ],
 )
 def test_what_goes_wrong_in_an_order_is_said_in_a_line(loop: Loop, kind: type[Exception], problem: str) -> None:

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import Cursor, Evaluation
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.loop import Trainer
 from tests.client.test_own_loop import OPTIONS, SITE, app_of, plain_sgd, trainer
-from tests.train.make import TwoClasses, slot
+from tests.train.make import TwoClasses, order, slot
 
 
 def evaluating(found: object) -> GuestTrainer:
@@ -54,6 +54,21 @@ def test_an_evaluation_of_another_form_is_refused(found: object, problem: str) -
     guest = evaluating(found)
     with pytest.raises(ConfigError, match=problem):
         guest.evaluate(guest.initial_model())
+
+
+def test_what_an_evaluation_does_to_the_model_is_no_training() -> None:
+    """An evaluation may adapt the model to the silo first, as a personal head."""
+
+    def evaluate(model: nn.Module, val: Any) -> dict[str, tuple[float, int]]:
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+        return {"loss": (0.5, len(val))}
+
+    app = app_of(plain_sgd, private=["2.bias"])
+    app.evaluate()(evaluate)
+    guest = GuestTrainer(app, SITE, OPTIONS)
+    found = [guest.run(order(evaluate=each), guest.initial_model(), Cursor()) for each in (False, True)]
+    assert (found[0].update == found[1].update).all() and found[0].cursor == found[1].cursor
 
 
 @pytest.mark.parametrize("as_probabilities", [False, True])

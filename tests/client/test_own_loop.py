@@ -244,6 +244,36 @@ def test_state_goes_on_and_an_order_that_fails_leaves_it() -> None:
     assert json.loads(guest.run(order(), guest.initial_model(), cursor).cursor.state) == {"orders": 2}
 
 
+def test_a_state_that_a_loop_replaces_goes_on_too() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        work.state = {"orders": work.state.get("orders", 0) + 1}
+        for _ in work.loader(train):
+            pass
+
+    guest, cursor = trainer(loop), Cursor()
+    for _ in range(2):
+        cursor = guest.run(order(), guest.initial_model(), cursor).cursor
+    assert json.loads(cursor.state) == {"orders": 2}
+
+
+def test_a_logged_tensor_of_samples_counts_with_its_mean_and_no_number_is_an_error_with_its_line() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        for inputs, labels in work.loader(train):
+            work.log(loss=nn.functional.cross_entropy(model(inputs), labels, reduction="none"), right=labels >= 0)
+            work.log(**more)
+
+    more, guest = dict[str, Any](), trainer(loop)
+    report = guest.run(order(), guest.initial_model(), Cursor()).report
+    plain = trainer(lambda work, model, train: [
+        work.log(loss=nn.functional.cross_entropy(model(inputs), labels)) for inputs, labels in work.loader(train)
+    ])  # fmt: skip
+    assert report.loss == pytest.approx(plain.run(order(), guest.initial_model(), Cursor()).report.loss)
+    assert report.metrics["right"] == 1.0
+    more["dice"] = "0.9"
+    with pytest.raises(RunError, match=r"test_own_loop.py, line \d+: TypeError"):
+        guest.run(order(), guest.initial_model(), Cursor())
+
+
 @pytest.mark.parametrize(
     ("value", "problem"), [({1, 2}, "cannot be kept"), (float("nan"), "cannot be kept"), ("x" * MOST_STATE, "at most")]
 )

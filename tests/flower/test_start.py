@@ -74,7 +74,8 @@ from fedsync import SiloData, Task
 from fedsync.client import SiloApp
 
 def make():
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    norm = nn.LayerNorm(4)  # used twice, and equal to another until it is trained
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.LayerNorm(4), norm, norm)
     model[2].weight = model[0].weight  # tied
     return model
 
@@ -107,7 +108,8 @@ def fit(work, model, train):
 
 def _theirs() -> nn.Module:
     """What a ServerApp makes of the silos' model: with weights of its own, tied and counted."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    norm = nn.LayerNorm(4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.LayerNorm(4), norm, norm)
     model[2].weight = model[0].weight
     model(torch.randn(8, 4))
     return model
@@ -139,6 +141,7 @@ def test_initial_arrays_are_matched_by_name_whatever_their_order_and_types(kind:
         np.testing.assert_array_equal(array.numpy(), state[name].numpy())
     last = versions[-1].to_torch_state_dict()
     assert torch.equal(last["0.weight"], last["2.weight"]) and not torch.equal(last["0.weight"], state["0.weight"])
+    assert torch.equal(last["4.bias"], last["5.bias"]) and not torch.equal(last["4.bias"], last["3.bias"])
     assert last["1.num_batches_tracked"] == 1 + 2 * 1, "two rounds of one step"
     asked = [question for _, question in grid.pushed].count("AskModel")
     assert bool(asked) == (kind == "silo-app"), "a server that can build the model asks nobody"

@@ -14,7 +14,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.simulation.run import run_virtual
 from tests.flower.grid import DirectGrid
-from tests.flower.test_start import TIMING
+from tests.flower.test_start import MODEL, TASK, TIMING
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -58,6 +58,14 @@ def test_the_first_model_is_that_of_the_file(earlier: Path, tmp_path: Path) -> N
     strategy.start(DirectGrid(2))
     virtual, flower = scores(tmp_path / "virtual"), scores(tmp_path / "flower")
     assert sorted(virtual[:2]) == sorted(flower[:2]) and min(virtual) > 0.5
+
+
+def test_a_model_with_tied_weights_goes_on_too(tmp_path: Path) -> None:
+    (tmp_path / "tied.py").write_text(MODEL + TASK)
+    options, files = ["stop.rounds=1", f"task={{kind: custom, file: {tmp_path / 'tied.py'}}}"], tmp_path / "first"
+    run_virtual(StrategyConfig.load("bsp", options), CLUSTER, files)
+    options.append(f"initial_model={files / 'last.pt'}")
+    assert run_virtual(StrategyConfig.load("bsp", options), CLUSTER, tmp_path / "second")["rounds"] == 1
 
 
 @pytest.mark.slow

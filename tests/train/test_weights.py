@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
-from fedsync.train.weights import TaskModel, Weights, initial_model, save_state
+from fedsync.train.weights import TaskModel, Weights, initial_model, save_state, say_rounded
 from tests.memory import traced
 from tests.train.make import TwoClasses
 
@@ -33,6 +33,14 @@ def test_a_vector_survives_the_round_trip_and_integer_buffers_are_rounded() -> N
     vector[-1] = 2.6
     weights.load(vector)
     assert int(module[1].num_batches_tracked) == 3
+
+
+def test_a_log_names_integers_that_float32_changes(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("hashes", torch.tensor([1, 2**24 + 1]))
+    say_rounded.cache_clear()
+    Weights(module)
+    assert [each.getMessage().rpartition(": ")[2] for each in caplog.records] == ["hashes"]
 
 
 def test_tied_weights_travel_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from fedsync.train.options import LocalOptions
 
 class _Sheet:
     rounds = False
+    ties: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

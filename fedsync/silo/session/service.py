@@ -113,7 +113,8 @@ class TrainerService:
                 facts = replace(self.facts, presence=self._owner.present())
                 return protocol.Hello(self.name, facts, self.holds, session.form), greeting
             case protocol.AskModel(values):
-                model = protocol.InitialModel(session.layout, session.kept_names, session.form.frozen)
+                made = session.trainer_facts
+                model = protocol.InitialModel(made.layout, made.kept_names, session.form.frozen, made.ties)
                 return model, session.initial_model() if values else None
             case protocol.Train(order, report_s):
                 return self._train(order, _received(payload), report_s)

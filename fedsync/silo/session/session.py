@@ -39,7 +39,7 @@ from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.session.order_results import LastOrder, LastOrders
 from fedsync.silo.session.replica_factories import TrainerFailed, encrypted_replica, plain_replica
 from fedsync.silo.session.round_settings import check_settings
-from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, Watch
+from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts, Watch
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
@@ -164,8 +164,8 @@ class SiloSession:
         return self._trainer.facts.layout
 
     @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self._trainer.facts.kept_names
+    def trainer_facts(self) -> TrainerFacts:
+        return self._trainer.facts
 
     def initial_model(self) -> Vector:
         """Return the model before any training, float32 [layout.size]; the same at every silo."""

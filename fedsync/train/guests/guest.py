@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from inspect import signature
@@ -39,8 +39,6 @@ from fedsync.train.weights import Weights
 
 if TYPE_CHECKING:
     from fedsync.train.dp_sgd.private_loop import PrivateLoop
-
-Logged = Mapping[str, list[float | torch.Tensor]]
 
 MOST_STATE = 65_536
 """Limit of ``work.state`` as JSON [characters]."""
@@ -110,7 +108,7 @@ class GuestTrainer(LocalTrainer):
 
     def _try(self, order: WorkOrder, steps: PrivateLoop) -> None:
         self._model.train()
-        self._call(order, Cursor(), [], lambda: Pace(order, self._device, self._probe), {}, steps)
+        self._call(order, Cursor(), [], lambda: Pace(order, self._device, self._probe), steps)
 
     def _begin(self, order: WorkOrder) -> None:
         if self._settings is None and not self._options.private:
@@ -122,10 +120,9 @@ class GuestTrainer(LocalTrainer):
         self._private = PrivateLoop(order, self._settings, self._model, self.examples, self._parts.frozen)
 
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
-        state: dict[str, Any] = json.loads(cursor.state)
         paces: list[Pace] = []
         self._model.train()
-        logged = self._call(order, cursor, paces, begin, state, self._private)
+        work = self._call(order, cursor, paces, begin, self._private)
         pace = self._ended(order, paces)
         missized = self._sizes.check(
             pace,
@@ -133,11 +130,11 @@ class GuestTrainer(LocalTrainer):
             "the batches given to work.batches do not have work.batch_size samples, so balancing does not reach them: "
             "give them that size, or use work.loader",
         )
-        means = _means(logged)
+        means = _means(work.logged)
         loss = means.pop("loss", None)
         # An order that only evaluates changes neither the shared nor the private parts of the model.
         private = cursor.private if order.scores_only else self._parts.keep()
-        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
+        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(work.state), private=private)
         return LoopResult(pace, loss, left, {**sendable(means), **missized})
 
     def _call(
@@ -146,9 +143,8 @@ class GuestTrainer(LocalTrainer):
         cursor: Cursor,
         paces: list[Pace],
         begin: BeginPace,
-        state: dict[str, Any],
         steps: PrivateLoop | None,
-    ) -> Logged:
+    ) -> Work:
         def begun() -> Pace:
             paces.append(begin())
             return paces[-1]
@@ -160,6 +156,7 @@ class GuestTrainer(LocalTrainer):
             walk = self._scout.walk(cursor, order.batch_size, order.batch_size)
             return _KEPT.of(dataset, options).order(walk, order.max_steps)
 
+        state = json.loads(cursor.state)
         work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order), steps)
         with nullcontext() if steps is None else closing(steps), own_code(self._device, order.seed):
             if self._app.opaque:
@@ -167,7 +164,7 @@ class GuestTrainer(LocalTrainer):
             self._app.call("train", {"work": work, **self._known})
             if steps is not None:
                 steps.check(sum(pace.steps for pace in paces))
-        return work.logged
+        return work
 
     def _ended(self, order: WorkOrder, paces: list[Pace]) -> Pace:
         if self._app.opaque:
@@ -203,19 +200,19 @@ def _used(app: SiloApp, given: object) -> InUse:
     return given
 
 
-def _means(logged: Logged) -> dict[str, float]:
+def _means(logged: Mapping[str, list[torch.Tensor]]) -> dict[str, float]:
     means: dict[str, float] = {}
     for name, values in logged.items():
         if not METRIC_NAME.fullmatch(name):
             raise ConfigError("work.log", f"{name!r} is no name of a figure", "Use small letters, digits and _")
         mean = MeanLoss()
         for value in values:
-            mean.add(torch.as_tensor(value).detach())
+            mean.add(value)
         means[name] = mean.mean() or 0.0
     return means
 
 
-def _kept(state: dict[str, Any]) -> str:
+def _kept(state: MutableMapping[str, Any]) -> str:
     try:
         text = json.dumps(state, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -87,9 +87,10 @@ class OrderSteps:
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
         """Yield the order's batches; `Counted` if the app only counts samples, `ConfigError` for a second loop."""
         if self._begin is None:
-            samples = getattr(loader, "dataset", None)
-            if isinstance(samples, Sized):
-                raise Counted(len(samples))
+            # A sampler may draw from a part of the data set only.
+            held = (getattr(loader, name, None) for name in ("dataset", "sampler"))
+            if counts := [len(each) for each in held if isinstance(each, Sized)]:
+                raise Counted(min(counts))
             yield next(batches)
             return
         if self.pace is not None:
@@ -158,6 +159,8 @@ class ClientAppTrainer(LocalTrainer):
     ``folder`` is that of the app's ``pyproject.toml``. Raises `ConfigError` if there is no such device, no ClientApp,
     or no first model, and `RunError` if making the model failed.
     """
+
+    _evaluates_in_place = False
 
     def __init__(
         self,

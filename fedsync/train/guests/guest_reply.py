@@ -22,7 +22,7 @@ from fedsync.core.report_checks import MAX_METRIC, MAX_TEST_SAMPLES, METRIC_NAME
 from fedsync.model.layout import REAL_KINDS, Layout, Vector, as_type
 from fedsync.model.tensor_parts import UNSAID, PartPatterns, TensorFacts, divide
 from fedsync.train.module_parts import check_built, check_finite, frozen_digest
-from fedsync.train.weights import say_rounded
+from fedsync.train.weights import rounded, say_rounded
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -172,9 +172,11 @@ class NamedArrays:
         facts = {name: TensorFacts(places[owner], self._gradients.get(owner, True)) for name, owner in owners.items()}
         self.parts = divide(facts, run)
         self.layout = Layout.of({name: arrays[name] for name in self.parts.shared if name not in self._tied})
+        self.ties: Mapping[str, str] = {name: self._tied[name] for name in self.parts.shared if name in self._tied}
         self.rounds = any(arrays[name].dtype == np.float16 for name in self.layout.names)
-        check_finite({name: torch.from_numpy(np.asarray(arrays[name])) for name in self.layout.names})
-        say_rounded(tuple(name for name in self.layout.names if arrays[name].dtype == np.float64))
+        tensors = {name: torch.from_numpy(np.asarray(arrays[name])) for name in self.layout.names}
+        check_finite(tensors)
+        say_rounded(rounded(tensors))
         self.arrays: Arrays = arrays
         self._first = arrays
 

@@ -152,6 +152,7 @@ class Odd(Combiner):
         (Odd([1.0, np.nan]), r"Odd makes values that are not finite of \(1, 2\) values"),
         (Odd([1.0, 2.0], chosen=()), r"Odd chooses \[\] of 5 updates"),
         (Odd([1.0, 2.0], chosen=(0, 5)), r"Odd chooses \[0, 5\] of 5 updates"),
+        (Odd([1.0, 2.0], chosen=(True, True, False)), r"Odd chooses \[False, True\] of 5 updates; return their pos"),
     ],
 )
 def test_what_a_user_s_own_makes_is_looked_at(combiner: Combiner, told: str) -> None:
