@@ -99,24 +99,6 @@ class Settings:
     spelled: ClassVar[Mapping[str, str]] = {}
     """Keys of the fields that have another name in Python."""
 
-    @property
-    def symmetric(self) -> bool:
-        """Whether permuting silos permutes the actions: False if a part draws by name. Ties may follow join order."""
-        return all(part.symmetric for part in self._parts())
-
-    @property
-    def scale_free(self) -> bool:
-        """Whether doubling all speeds and halving all seconds halves all requested times and changes nothing else: true
-        if all settings in seconds (``*_s``), here and inside, are 0.
-        """
-        own = (field.name for field in dataclasses.fields(self) if field.name.endswith("_s"))  # type: ignore[arg-type]
-        return not any(getattr(self, name) for name in own) and all(part.scale_free for part in self._parts())
-
-    def _parts(self) -> list[Settings]:
-        values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        inside = [each for value in values for each in (value if isinstance(value, tuple) else (value,))]
-        return [each for each in inside if isinstance(each, Settings)]
-
     @classmethod
     def _title(cls) -> str:
         return cls.__name__

@@ -171,7 +171,6 @@ class SpendEvenly(SharingBalancer):
     delta: Delta = 1e-5
     """Probability that belongs to the budgets."""
 
-    symmetric = False  # budgets are of silos by name
     spends = True
 
     @property

@@ -59,8 +59,6 @@ class WaitFor(Settings):
     """Method of drawing these silos each round: ``basic`` always draws the same silos, ``dynamic`` draws new ones,
     ``grouped`` draws half from the fast and half from the slow silos."""
 
-    symmetric = False
-
 
 @dataclass(frozen=True, slots=True)
 class Overhead:

@@ -197,11 +197,6 @@ class Sampled(BarrierPolicy[SampledState]):
     most_updates = 1
 
     @property
-    def symmetric(self) -> bool:
-        """Whether nothing is drawn; draws depend on the names of silos."""
-        return self.sample_size == 0
-
-    @property
     def named_silos(self) -> dict[str, int]:
         return {"sample_size": self.sample_size}
 

@@ -63,11 +63,6 @@ class Fraction(BarrierPolicy[Any]):
     def draws(self) -> bool:
         return self.share < 1 or self.inner.draws
 
-    @property
-    def symmetric(self) -> bool:
-        """Whether nothing is drawn; draws depend on the names of silos."""
-        return self.share == 1 and self.inner.symmetric
-
     def sampled(self, silos: int) -> int:
         return self.inner.sampled(self._round(silos))
 
