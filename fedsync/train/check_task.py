@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,16 +40,12 @@ def check_data(data: object) -> SiloData:
 def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches) -> None:
     """Try a task's functions on a few samples; the caller seeds torch.
 
-    Raises `ConfigError` if a default function cannot read the batches, if the loss is a sum over the batch, or if the
-    score is not a pair of sums.
+    Raises `ConfigError` if a default function cannot read the batches, or if the score is not a pair of sums.
     """
     _check_batch(task, samples.take(samples.place(np.arange(1))))
-    model.eval()
-    if type(task).loss is not Task.loss:
-        few = np.arange(min(FEW, len(samples)))
-        _check_loss(task, model, *(samples.take(samples.place(rows)) for rows in (few, np.tile(few, 2))))
     few = np.arange(min(FEW, len(held_out)))
     if len(few) and (type(task).score is not Task.score or type(task).assess is not Task.assess):
+        model.eval()
         try:
             with torch.no_grad():
                 _check_score(task, model, *(held_out.take(held_out.place(rows)) for rows in (few, np.tile(few, 2))))
@@ -71,17 +66,6 @@ def _check_batch(task: Task, batch: Any) -> None:
         problem = f"a batch is {found}, and the default {defaults[0]} wants inputs and labels"
         remedy = f"Write {' and '.join(defaults)}, which get a batch as it is, or a collate(samples)"
         raise ConfigError(f"task, {defaults[0]}", problem, remedy)
-
-
-def _check_loss(task: Task, model: nn.Module, batch: Any, twice: Any) -> None:
-    """Raise `ConfigError` if the loss is a sum, whose steps would grow with the batch size that a silo gets."""
-    try:
-        once, more = (task.loss(model, each).detach().item() for each in (batch, twice))
-    except Exception:  # of the evaluation mode, perhaps; if it is the loss's own, the first step reports it
-        return
-    if once and math.isclose(more, 2 * once, rel_tol=1e-4):
-        problem = "the loss of a batch is twice that of half the batch, so it is a sum"
-        raise ConfigError("task, loss", problem, "Return the mean: batch sizes change from order to order")
 
 
 def _check_score(task: Task, model: nn.Module, batch: Any, twice: Any) -> None:

@@ -327,15 +327,9 @@ class Sums(Line):
         return super().loss(model, batch) * len(batch[0])
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        (Compares(), "not the mean of the losses of its rows.*Return the mean over rows"),
-        (Sums(), "twice that of half the batch, so it is a sum"),
-    ],
-)
-def test_a_loss_that_is_no_mean_over_rows_is_refused(task: Task, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("task", [Compares(), Sums()])
+def test_a_loss_that_is_no_mean_over_rows_is_refused(task: Task) -> None:
+    with pytest.raises(ConfigError, match=r"not the mean of the losses of its rows.*Return the mean over rows"):
         trainer(task)
 
 

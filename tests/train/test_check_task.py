@@ -26,16 +26,6 @@ class Named(TwoClasses):
         return SiloData(train, test)  # type: ignore[arg-type]  # a list has all that a map-style data set needs
 
 
-def losing(loss: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> TwoClasses:
-    """A task whose loss is this function of the model, inputs and labels."""
-
-    class Losing(TwoClasses):
-        def loss(self, model: nn.Module, batch: Any) -> Tensor:
-            return loss(model, *batch)
-
-    return Losing()
-
-
 def scoring(score: Callable[[Tensor, Tensor], Any]) -> TwoClasses:
     """A task whose score is this function of logits and labels."""
 
@@ -75,21 +65,6 @@ class Stream(IterableDataset[Any]):
 def test_data_that_samples_cannot_be_taken_from(change: Callable[[SiloData], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"task, data.slot.: {message}"):
         trainer(data_of(change))
-
-
-def test_a_loss_is_a_mean() -> None:
-    cross_entropy = nn.functional.cross_entropy
-    with pytest.raises(ConfigError, match=r"task, loss: .* of half the batch, so it is a sum\. Return the mean"):
-        trainer(losing(lambda model, inputs, labels: cross_entropy(model(inputs), labels, reduction="sum")))
-
-    def while_training(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        if not model.training:
-            raise TypeError("detectors have a loss in training only")
-        return cross_entropy(model(inputs), labels)
-
-    for mean in (while_training, lambda model, inputs, labels: cross_entropy(model(inputs), labels)):
-        subject = trainer(losing(mean))
-        assert subject.run(order(), subject.initial_model(), Cursor()).report.steps == 5
 
 
 def test_dicts_and_three_parts_want_a_loss_of_their_own() -> None:

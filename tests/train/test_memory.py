@@ -141,7 +141,5 @@ def test_a_trainer_whose_data_all_fit_has_no_cap() -> None:
 
 def test_the_search_ends_in_time_and_on_a_processor_nobody_looks_unasked() -> None:
     task = Cramped(7)
-    subject = trainer(task)
-    task.asked.clear()  # of the check whether the loss is a mean
-    assert subject.find_batch_cap_on_gpu() is None and task.asked == []
-    assert subject.find_batch_cap(limit_s=0.0) is None and task.asked == [1]
+    assert trainer(task).find_batch_cap_on_gpu() is None and task.asked == []
+    assert trainer(task).find_batch_cap(limit_s=0.0) is None and task.asked == [1]
