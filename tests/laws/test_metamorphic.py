@@ -46,9 +46,9 @@ NAMES_COUNT: dict[type[Settings], Callable[[Any], bool]] = {
     Sampled: lambda policy: policy.sample_size > 0,
     WaitFor: lambda policy: True,
     Fraction: lambda policy: policy.share < 1,
-    SpendEvenly: lambda policy: True,  # budgets are of silos by name
+    SpendEvenly: lambda policy: True,
 }
-"""When a policy's actions depend on the names of silos: draws do."""
+"""Conditions under which a policy's actions depend on the names of silos, because it draws or has budgets by name."""
 
 
 def within(value: object) -> Iterator[Settings]:
@@ -241,7 +241,7 @@ def test_what_happens_later_is_decided_later(case: int) -> None:
 @pytest.mark.slow
 @every_case
 def test_permuted_silos_permute_the_actions_of_what_is_symmetric(case: int) -> None:
-    """What is not breaks the law: otherwise it would be."""
+    """Policies outside the claim must break the law; otherwise the claim is too narrow."""
     names = [silo.name for silo in corners(seed=case)["chaos"].scenario.silos]
     if symmetric(EVERY[case]):
         kept(case, permuted(names), "permuted silos permute the actions")
@@ -253,7 +253,7 @@ def test_permuted_silos_permute_the_actions_of_what_is_symmetric(case: int) -> N
 @pytest.mark.slow
 @every_case
 def test_twice_the_speed_halves_the_times_of_what_is_scale_free(case: int) -> None:
-    """What is not breaks the law: otherwise it would be."""
+    """Policies outside the claim must break the law; otherwise the claim is too narrow."""
     if scale_free(EVERY[case]):
         kept(case, faster(), "twice all speeds and half of all seconds halve the times")
     else:

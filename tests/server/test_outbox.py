@@ -121,7 +121,7 @@ def test_where_all_answers_take_long_none_is_missed_sooner() -> None:
 
 
 def test_silos_are_asked_for_a_snapshot_in_turn(outbox: Outbox) -> None:
-    """Who answered last was asked each time. A silo that waited for that, and sent nonsense, kept all newcomers out."""
+    """A silo that always answered last was asked each time. With invalid snapshots it kept all newcomers out."""
     asked = []
     for _ in range(4):
         outbox.snapshot(0.0)
