@@ -327,6 +327,8 @@ class FedSync(Shipped):
     def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
         config, timing = self.config, self._timing
         if num_rounds is not None:
+            if num_rounds < 1:
+                raise ConfigError("FedSync.start, num_rounds", f"{num_rounds} is not allowed", "Write at least 1")
             config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
         if timeout is not None:
             timing = replace(timing, order_timeout_s=timeout, order_limit_s=timeout)

@@ -54,6 +54,11 @@ def test_its_configurations_reach_silos_with_the_run(tmp_path: Path) -> None:
     assert dict(told) == {"lr": 0.01}, "what the caller gave stays as it is"
 
 
+def test_a_run_without_rounds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^FedSync.start, num_rounds: 0 is not allowed. Write at least 1$"):
+        _strategy(tmp_path).start(DirectGrid(2, {}), num_rounds=0)
+
+
 def test_a_second_start_does_not_replace_the_run_in_its_folder(tmp_path: Path) -> None:
     _strategy(tmp_path).start(DirectGrid(2, {}))
     kept = (tmp_path / JOURNAL).read_bytes()
