@@ -160,10 +160,9 @@ class YamlFile:
         for depth, part in enumerate(path[:-1], 1):
             if part not in target:
                 self._given[path[:depth]] = origin
-            inner = target.setdefault(part, {})
-            if not isinstance(inner, dict):
+            if not isinstance(inner := target.get(part, {}), dict):
                 raise ConfigError(place, f"{part!r} is not a section", f"Set {part!r} itself")
-            target = inner
+            target[part] = target = dict(inner)  # an alias elsewhere in the file keeps its value
         target[path[-1]] = value
         self._given[path] = origin
 
