@@ -57,9 +57,10 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
         if sealed.colluding > 1 and silos <= 2 * sealed.colluding:
             problem = f"{sealed.colluding} of {silos} silos in {file} would be no minority"
             return f"{inner}.colluding", problem, f"Write at most {max((silos - 1) // 2, 1)}, or add silos"
-    if config.aggregation.least_updates > silos:
-        problem = f"needs {config.aggregation.least_updates} updates as configured, and {file} has {silos} silos"
-        return "aggregation", problem, "Lower malicious and keep, choose median, or add silos"
+    combiner, part = config.aggregation.combiner(), config.barrier.sampled(silos)
+    if combiner is not None and combiner.least > part:
+        problem = f"needs {combiner.least} updates as configured, and a round of the {silos} silos in {file} has {part}"
+        return "aggregation", problem, "Let more silos take part in a round, or lower malicious and keep of krum"
     for key, number in named.items():
         if number > silos:
             return key, f"{number}, and {file} has {silos} silos", f"Write at most {silos}, or add silos"

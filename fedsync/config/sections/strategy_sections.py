@@ -139,8 +139,9 @@ MAX_SEED = 2**63 - 1
 
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
-    barrier = sections.get("barrier")
-    return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
+    barrier, balancer = sections.get("barrier"), sections.get("balancer")
+    unequal = barrier and balancer and (balancer.scales_steps or barrier.innermost.unequal_steps)
+    return FedNova() if unequal else FedAvg()
 
 
 @cache
