@@ -58,12 +58,13 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
             problem = f"{sealed.colluding} of {silos} silos in {file} would be no minority"
             return f"{inner}.colluding", problem, f"Write at most {max((silos - 1) // 2, 1)}, or add silos"
     combiner, part = config.aggregation.combiner(), config.barrier.sampled(silos)
+    here = f"{file} has {silos} silos" if part == silos else f"a round has {part} of the {silos} silos in {file}"
     if combiner is not None and combiner.least > part:
-        problem = f"needs {combiner.least} updates as configured, and a round of the {silos} silos in {file} has {part}"
-        return "aggregation", problem, "Let more silos take part in a round, or lower malicious and keep of krum"
+        problem = f"needs {combiner.least} updates as configured, and {here}"
+        return "aggregation", problem, "Lower malicious and keep of krum, add silos, or raise share of fraction"
     for key, number in named.items():
-        if number > silos:
-            return key, f"{number}, and {file} has {silos} silos", f"Write at most {silos}, or add silos"
+        if number > (most := silos if key == "min_silos" else part):
+            return key, f"{number}, and {here}", f"Write at most {most}, or add silos"
     return None
 
 

@@ -163,7 +163,7 @@ class StrategySections(SparingSection):
     """Seed of all random numbers of the run."""
 
     min_silos: PositiveInt | None = None
-    """Number of silos that must have joined before the run begins. Left out, all silos of the silo file, or of
+    """Number of silos that must be present together before the run begins. Left out, all silos of the silo file, or of
     ``silos``, or 2. If given, a run that ends with fewer silos has failed; see ``on_lost_silo``."""
 
     on_lost_silo: Literal["warn", "fail"] = "warn"
