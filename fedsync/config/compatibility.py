@@ -44,8 +44,7 @@ def check_together(config: StrategySections) -> None:
 
 def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, str] | None:
     """Key, problem and remedy if ``file`` lists fewer silos than the strategy needs; None if there are enough."""
-    cipher = config.cipher
-    sealed = sealing(cipher)
+    cipher, sealed = config.cipher, sealing(config.cipher)
     named = {"min_silos": config.min_silos or 0}
     named |= {f"barrier.{key}": number for key, number in config.barrier.named_silos.items()}
     if sealed is not None:
