@@ -44,8 +44,7 @@ def check_together(config: StrategySections) -> None:
 
 def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, str] | None:
     """Key, problem and remedy if ``file`` lists fewer silos than the strategy needs; None if there are enough."""
-    cipher = config.cipher
-    sealed = sealing(cipher)
+    cipher, sealed = config.cipher, sealing(config.cipher)
     named = {"min_silos": config.min_silos or 0}
     named |= {f"barrier.{key}": number for key, number in config.barrier.named_silos.items()}
     if sealed is not None:
@@ -57,12 +56,14 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
         if sealed.colluding > 1 and silos <= 2 * sealed.colluding:
             problem = f"{sealed.colluding} of {silos} silos in {file} would be no minority"
             return f"{inner}.colluding", problem, f"Write at most {max((silos - 1) // 2, 1)}, or add silos"
-    if config.aggregation.least_updates > silos:
-        problem = f"needs {config.aggregation.least_updates} updates as configured, and {file} has {silos} silos"
-        return "aggregation", problem, "Lower malicious and keep, choose median, or add silos"
+    combiner, part = config.aggregation.combiner(), config.barrier.sampled(silos)
+    here = f"{file} has {silos} silos" if part == silos else f"a round has {part} of the {silos} silos in {file}"
+    if combiner is not None and combiner.least > part:
+        problem = f"needs {combiner.least} updates as configured, and {here}"
+        return "aggregation", problem, "Lower malicious and keep of krum, add silos, or raise share of fraction"
     for key, number in named.items():
-        if number > silos:
-            return key, f"{number}, and {file} has {silos} silos", f"Write at most {silos}, or add silos"
+        if number > (most := silos if key == "min_silos" else part):
+            return key, f"{number}, and {here}", f"Write at most {most}, or add silos"
     return None
 
 

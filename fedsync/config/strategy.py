@@ -34,7 +34,8 @@ class StrategyConfig(StrategySections):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        names, target, scored = self.silos or [], self.stop.target_accuracy, self.fraction_evaluate
+        names, stop, scored = self.silos or [], self.stop, self.fraction_evaluate
+        goal = stop.target.at_least if stop.target is not None and stop.target.metric == "accuracy" else None
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"silos names {twice!r} twice; name each silo once")
         if names and (self.min_silos or 0) > len(names):
@@ -42,9 +43,10 @@ class StrategyConfig(StrategySections):
         if names and (found := too_few(self, len(names), "silos")):
             key, problem, remedy = found
             raise ValueError(f"{key} {problem}; {remedy}")
-        if target is not None and (wrong := unreachable(target, self.task)):
-            raise ValueError(f"stop.target_accuracy {wrong[0]}; {wrong[1]}")
-        if scored == 0 and self.stop.by_score:
+        for key, aim in (("target_accuracy", stop.target_accuracy), ("target", goal)):
+            if aim is not None and (wrong := unreachable(aim, self.task)):
+                raise ValueError(f"stop.{key} {wrong[0]}; {wrong[1]}")
+        if scored == 0 and stop.by_score:
             raise ValueError("fraction_evaluate 0 gives no scores for stop's target and patience; write 1.0")
         if self.evaluation.cross_site is not None:
             self.evaluation.cross_site.check(self.cipher, scored)

@@ -38,6 +38,7 @@ _MOST_UNKNOWN = 100
 """Maximum number of unknown keys of one section that are found."""
 _QUOTED = re.compile(r"'([^']*)'")
 _DOTTED_KEY = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
+_PLAIN_TYPES = ("bool", "int", "float", "str")
 _SECTION_EXPECTED = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
 _REMEDIES = {
     "int": "Write a whole number",
@@ -160,10 +161,9 @@ class YamlFile:
         for depth, part in enumerate(path[:-1], 1):
             if part not in target:
                 self._given[path[:depth]] = origin
-            inner = target.setdefault(part, {})
-            if not isinstance(inner, dict):
+            if not isinstance(inner := target.get(part, {}), dict):
                 raise ConfigError(place, f"{part!r} is not a section", f"Set {part!r} itself")
-            target = inner
+            target[part] = target = dict(inner)  # an alias elsewhere in the file keeps its value
         target[path[-1]] = value
         self._given[path] = origin
 
@@ -191,10 +191,8 @@ class YamlFile:
                     section = section[int(part) if isinstance(section, list) else part]
                 del section[each["ctx"]["key"]]
             try:
-                if not unknown:
+                if not unknown or model.model_validate(data):
                     break
-                model.model_validate(data)
-                break
             except ValidationError as more:
                 error = more
         return sorted(found.values(), key=self._order)
@@ -272,7 +270,8 @@ class YamlFile:
             problem = f"a section is expected here, not {_shown(found)}"
         else:
             problem = f"{_shown(found)} is not allowed"
-        return ConfigError(self.place(path), problem, _remedy(error, path))
+        one_of = error["loc"][-1] in _PLAIN_TYPES and path[-1:] != error["loc"][-1:]
+        return ConfigError(self.place(path), problem, "Write a number or text" if one_of else _remedy(error, path))
 
     def _unknown_kind(self, path: tuple[str, ...], found: object, allowed: list[str]) -> ConfigError:
         remedy = near_miss(str(found), allowed) if allowed else "Name a plugin that registers it"
@@ -292,13 +291,13 @@ class YamlFile:
         return ConfigError(self.place(path), problem, remedy[0].upper() + remedy[1:])
 
     def _data_path(self, location: tuple[int | str, ...]) -> tuple[str, ...]:
-        """Return pydantic's location without tags of unions: a ``kind``, or a tag with ~."""
+        """Return pydantic's location without tags of unions: a ``kind``, a tag with ~, or the type of a plain value."""
         path: list[str] = []
         node: Any = self.data
         for part in location:
             if isinstance(node, Mapping) and part not in node and node.get("kind") == part:
                 continue
-            if str(part).startswith("~"):
+            if str(part).startswith("~") or (part in _PLAIN_TYPES and not isinstance(node, Mapping)):
                 continue
             path.append(str(part))
             if isinstance(node, Mapping):
@@ -315,7 +314,7 @@ def _remedy(error: ErrorDetails, path: tuple[str, ...]) -> str:
         content = f"kind: {found}" if isinstance(found, str) and _has_kind(error) else "key: value"
         return f"Write {key}{{{content}}}"
     if kind == "literal_error":
-        return near_miss(str(found), _QUOTED.findall(str(context["expected"])))
+        return near_miss(str(found), _QUOTED.findall(context["expected"]) or re.split(", | or ", context["expected"]))
     fitting = [name for name in _REMEDIES if kind.startswith(name)]
     if not fitting:
         return error["msg"]

@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     """Share of the silos that evaluates each version, drawn anew; at least two silos. With 0, no silo evaluates."""
 
     min_train_nodes: int
-    """Minimum number of silos that train in a round, whatever ``fraction_train`` is; by default 2."""
+    """Minimum number of silos in a round, unless silos are lost, whatever ``fraction_train`` is; by default 2."""
 
     min_available_nodes: int
     """Number of silos that must have joined before the run begins; by default 2."""

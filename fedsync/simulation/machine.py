@@ -47,7 +47,7 @@ class Trace:
     def load(cls, path: Path) -> Trace:
         """Read a CSV file with the columns ``seconds, factor``; `ConfigError` with the line of an invalid row."""
         try:
-            with path.open(newline="", encoding="utf-8") as file:
+            with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = _rows(file, path)
         except UnicodeDecodeError as error:
             raise ConfigError(str(path), "not text", "Save it as UTF-8") from error
@@ -63,7 +63,7 @@ class Trace:
 
 def _rows(file: TextIO, path: Path) -> list[Piece]:
     rows: list[Piece] = []
-    reader = csv.DictReader(file)
+    reader = csv.DictReader(file, skipinitialspace=True)
     if reader.fieldnames is None or not {"seconds", "factor"} <= set(reader.fieldnames):
         raise ConfigError(str(path), "its columns are not `seconds, factor`", "Write this header")
     for row in reader:

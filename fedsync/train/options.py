@@ -52,18 +52,37 @@ class LocalOptions:
     private: bool = False
 
     def __post_init__(self) -> None:
-        self.make_optimizer([nn.Parameter(torch.zeros(1, 1))])
+        trial = nn.Parameter(torch.zeros(1, 1))
+        trial.grad = torch.zeros(1, 1)
+        self.make_optimizer([trial], tried=True)
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter], learning_rate: float = 1.0) -> torch.optim.Optimizer:
-        """Make a new optimizer, with a learning rate that orders replace; raises `ConfigError` as `make_optimizer`."""
+    def make_optimizer(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float = 1.0, *, tried: bool = False
+    ) -> torch.optim.Optimizer:
+        """Make a new optimizer, with a learning rate that orders replace; with ``tried``, it also makes a step, since
+        PyTorch checks some values only there. Raises `ConfigError` for an unknown kind or keyword, or a refused value.
+        """
         kind, own = _split(self.optimizer)
         short = {name: value for name in ("momentum", "weight_decay") if (value := getattr(self, name))}
+        allowed, keywords = keywords_of(kind), {**short, **own}
         for name in short:
             if not isinstance(self.optimizer, str):
                 raise ConfigError(f"local.{name}", "local.optimizer has keywords", f"Write {name} among them")
-            if name not in keywords_of(kind):
+            if name not in allowed:
                 raise ConfigError(f"local.{name}", f"it has no effect on {kind}", "Leave it out, or use sgd")
-        return make_optimizer(kind, {**short, **own}, parameters, learning_rate)
+        for name in keywords:
+            if name not in allowed:
+                raise ConfigError(PLACE, f"{kind} takes no {name!r}", near_miss(name, allowed))
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in keywords.items()}
+        make: Callable[..., torch.optim.Optimizer] = _uncompiled(optimizers()[kind])
+        try:
+            made = make(parameters, lr=learning_rate, **values)
+            if tried:
+                made.step()
+        except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            text = " ".join(str(error).split()).replace(";", ",")
+            raise ConfigError(PLACE, f"{kind} refuses {_told(keywords)}: {text}", "Correct the value") from error
+        return made
 
 
 def _split(optimizer: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -91,25 +110,6 @@ def keywords_of(kind: str) -> list[str]:
     if kind not in known:
         raise ConfigError(PLACE, f"{kind!r} is unknown", near_miss(kind, known))
     return [name for name in inspect.signature(known[kind]).parameters if name not in _OURS]
-
-
-def make_optimizer(
-    kind: str, keywords: Mapping[str, Any], parameters: Iterable[nn.Parameter], learning_rate: float
-) -> torch.optim.Optimizer:
-    """Make an optimizer; `ConfigError` for an unknown kind or keyword, or a value that PyTorch refuses."""
-    allowed = keywords_of(kind)
-    for name in keywords:
-        if name not in allowed:
-            raise ConfigError(PLACE, f"{kind} takes no {name!r}", near_miss(name, allowed))
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in keywords.items()
-    }
-    make: Callable[..., torch.optim.Optimizer] = _uncompiled(optimizers()[kind])
-    try:
-        return make(parameters, lr=learning_rate, **values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        text = " ".join(str(error).split()).replace(";", ",")
-        raise ConfigError(PLACE, f"{kind} refuses {_told(keywords)}: {text}", "Correct the value") from error
 
 
 def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:

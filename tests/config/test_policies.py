@@ -331,6 +331,7 @@ def test_unequal_steps_are_normalised_unless_the_file_says_otherwise(kind: str) 
         assert unequal == (kind in ("fsp", "a-bsp", "on-time", "elastic", "fedcompass"))
         assert config.aggregation.kind == ("fednova" if unequal else "fedavg")
         assert load(override, "aggregation.kind=fedavg").aggregation.kind == "fedavg"
+    assert load(balancer=EQUALISED_STEPS).aggregation.kind == "fednova"
 
 
 def test_fednova_knows_how_the_silos_train() -> None:

@@ -46,6 +46,7 @@ def test_the_metric_says_whether_more_of_it_is_better() -> None:
         ("stop.target={metric: auroc, at_most: 0.85}", "larger values of auroc are better"),
         ("stop.target={metric: brier, at_least: 0.1}", "smaller values of brier are better"),
         ("stop.target={metric: auroc, at_least: 1.5}", "auroc lies between 0 and 1"),
+        ("stop.target={metric: accuracy, at_least: 90}", "accuracy of this digits task is a share of right answers"),
         ("stop.target={metric: auroc, at_least: 0.0}", "auroc lies between 0 and 1"),
         ("stop.target={metric: brier, at_most: -1}", "brier lies between 0 and 2"),
         ("evaluation.best={by: median}", "'median' is not allowed"),

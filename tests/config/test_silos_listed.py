@@ -57,6 +57,14 @@ TOO_MANY = [
     (["barrier={kind: fraction, share: 0.5, least: 3, inner: {kind: bsp}}"], "barrier.least: 3, and"),
     (["barrier={kind: overlap, inner: {kind: quorum, count: 3, inner: {kind: bsp}}}"], "barrier.inner.count: 3, and"),
     (
+        ["barrier={kind: fraction, share: 0.5, inner: {kind: quorum, count: 2, inner: {kind: bsp}}}"],
+        "barrier.inner.count: 2, and a round has 1 of the 2 silos in the silo file. Write at most 1",
+    ),
+    (
+        ["barrier={kind: fraction, share: 0.5, inner: {kind: bsp}}", "cipher={kind: bfv, members: 2}"],
+        "cipher.members: 2, and a round has 1 of the 2 silos in the silo file",
+    ),
+    (
         [
             "barrier={kind: fsp, interval: {kind: fixed, interval_s: 9.0}, wait_for: {sample_size: 3}}",
             "aggregation={kind: fednova}",

@@ -69,6 +69,19 @@ MISTAKES = [
     ("steps: 20", "optimizer: {kind: adamw, beta: 1}", 5, "local.optimizer", "adamw takes no 'beta'", "mean 'betas'?"),
     ("steps: 20", "optimizer: {kind: adamw, lr: 1}", 5, "local.optimizer", "adamw takes no 'lr'", "Allowed: amsgrad, "),
     ("steps: 20", "optimizer: {kind: adamw, betas: [2, 1]}", 5, "local.optimizer", "refuses betas [2, 1]", "Correct"),
+    ("steps: 20", "optimizer: {kind: adamw, betas: [0.9]}", 5, "local.optimizer", "refuses betas [0.9]", "Correct"),
+    ("{kind: digits}", "{kind: digits}\ncipher: {kind: bfv, bits: 10}", 11, "cipher.bits", "10 is not", "12, 16, 8"),
+    (
+        "{kind: digits}",
+        "{kind: csv, target: y, file: x, standardise: federate}",
+        *(10, "task.standardise", "'federate' is not allowed", "Did you mean 'federated'?"),
+    ),
+    (
+        "{kind: digits}",
+        "{kind: csv, target: y, file: x, columns: {a: {gaps: [[]]}}}",
+        *(10, "task.columns.a.gaps.0", "[] is not allowed", "Write a number or text"),
+    ),
+    ("steps: 20", "optimizer: {kind: rprop, step_sizes: 1}", 5, "local.optimizer", "refuses step_sizes 1", "Correct"),
     ("steps: 20", "optimizer: {kind: adamw, betas: {a: 1}}", 5, "local.optimizer", "betas is no number", "Change it"),
     ("steps: 20", "optimizer: {kind: sgd, momentum: 1}", 5, "local.optimizer", "momentum 1 is not in 0..1", "0.9"),
     ("steps: 20", "optimizer: {kind: sgd, momentum: x}", 5, "local.optimizer", "sgd refuses momentum x", "Correct"),
@@ -146,6 +159,11 @@ def test_a_mistake_on_the_command_line_is_named_as_such(
     assert error.place.endswith(place)
     assert problem in f"{error.place} {error.problem}"
     assert remedy in error.remedy
+
+
+def test_an_assignment_leaves_an_alias_of_its_section_alone(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{GOOD}train_config: &same {{a: 1}}\nevaluate_config: *same\n", "train_config.a=2")
+    assert (config.train_config, config.evaluate_config) == ({"a": 2}, {"a": 1})
 
 
 NO_VALUES = [

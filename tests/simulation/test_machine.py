@@ -87,6 +87,11 @@ def test_a_file_gives_seconds_and_factors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(trace.factors, [1, 0.5])
 
 
+@pytest.mark.parametrize("header", ["seconds, factor", "\N{BYTE ORDER MARK}seconds,factor"])
+def test_the_header_may_have_spaces_as_in_its_error_or_a_mark_as_in_spreadsheets(tmp_path: Path, header: str) -> None:
+    np.testing.assert_array_equal(load(tmp_path, f"{header}\n0, 0.5\n").factors, [0.5])
+
+
 def test_the_first_factor_holds_before_its_time(tmp_path: Path) -> None:
     """0.5 from 0 to 10 although the file begins at 4; then 1."""
     np.testing.assert_allclose(

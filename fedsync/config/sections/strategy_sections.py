@@ -139,8 +139,9 @@ MAX_SEED = 2**63 - 1
 
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
-    barrier = sections.get("barrier")
-    return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
+    barrier, balancer = sections.get("barrier"), sections.get("balancer")
+    unequal = barrier and balancer and (balancer.scales_steps or barrier.innermost.unequal_steps)
+    return FedNova() if unequal else FedAvg()
 
 
 @cache
@@ -162,7 +163,7 @@ class StrategySections(SparingSection):
     """Seed of all random numbers of the run."""
 
     min_silos: PositiveInt | None = None
-    """Number of silos that must have joined before the run begins. Left out, all silos of the silo file, or of
+    """Number of silos that must be present together before the run begins. Left out, all silos of the silo file, or of
     ``silos``, or 2. If given, a run that ends with fewer silos has failed; see ``on_lost_silo``."""
 
     on_lost_silo: Literal["warn", "fail"] = "warn"

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.locate import BY_NAME
-from fedsync.config.sections.section import Section
+from fedsync.config.sections.section import EITHER, SECTION, VALUE, Section
 from fedsync.config.tasks.task_trainers import OwnLoopSection
 from fedsync.model.table_columns import ColumnRule
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
@@ -53,6 +53,9 @@ class ColumnStatisticsConfig(Section):
 
     least: Annotated[int, Field(ge=1)] = 5
     """Smallest count that is disclosed, except 0."""
+
+
+_Scaling = Annotated[Annotated[Literal["own", "federated"], VALUE] | Annotated[dict[str, list[float]], SECTION], EITHER]
 
 
 def _words(given: object) -> object:
@@ -151,7 +154,7 @@ class CsvConfig(TaskSection):
     """Share of a silo's other rows that is held out to evaluate rounds, and not trained on; the test samples are then
     used only once, at the end. None: the test samples evaluate every round."""
 
-    standardise: Literal["own", "federated"] | dict[str, list[float]] = "own"
+    standardise: _Scaling = "own"
     """Standardisation of numeric columns. ``own``: each silo uses the mean and deviation of its own training rows, and
     fills missing cells with their median. ``federated``: all silos use the mean and deviation of all training rows,
     which they compute together before training, and fill missing cells with that mean. Or give mean and deviation of

@@ -239,13 +239,9 @@ def _fit_speed(stretches: Sequence[Stretch]) -> _Speed:
     # A machine's curve describes the median step, but the measured level is a mean.
     curve = curve.scaled(level / math.exp(jitter**2 / 2))
     if load.pieces:
-        load = _levelled(load)
+        held = [(max(at_s, 0.0), min(factor, MOST_FACTOR)) for at_s, factor in load.pieces]
+        load = LoadFound(load.slowness, load.clean, None, ((0.0, held[0][1]), *(p for p in held[1:] if p[0] > 0)))
     return _Speed(curve, jitter, math.sqrt(variance / float(weights.sum())), load)
-
-
-def _levelled(load: LoadFound) -> LoadFound:
-    pieces = [(max(at_s, 0.0), min(factor, MOST_FACTOR)) for at_s, factor in load.pieces]
-    return LoadFound(load.slowness, load.clean, None, ((0.0, pieces[0][1]), *(p for p in pieces[1:] if p[0] > 0)))
 
 
 def _shape(batches: Floats, times: Floats) -> Curve:

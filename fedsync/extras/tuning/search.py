@@ -36,7 +36,7 @@ FIRST_PART = 0.25
 
 _OF_THE_RUN = (
     *("seed", "stop", "task", "model", "evaluation", "train_config", "evaluate_config", "on_round", "initial_model"),
-    *("fraction_evaluate", "min_silos", "most_examples", "silos", "plugin", "waiting", "cipher", "wire"),
+    *("fraction_evaluate", "min_silos", "most_examples", "silos", "waiting", "cipher", "wire"),
     *("privacy", "on_lost_silo", "export", "extensions"),
 )
 
@@ -95,7 +95,7 @@ def candidates(
     """Return all valid combinations of strategy, steps and server optimizer, and the reasons against the others.
 
     Task, data, cipher, privacy, seed and stop rules come from ``base``. A fixed round interval becomes the median
-    silo's time for the steps.
+    silo's time for the steps, and a barrier's bounds of steps change in proportion to the steps.
     """
     found, left = list[Candidate](), list[str]()
     for name in names:
@@ -114,22 +114,25 @@ def _candidate(
 ) -> Candidate:
     of_run = base.model_dump(mode="json")
     proximal = 0.0 if base.task.own_loop else own["local"]["proximal"]
-    local = {**of_run["local"], "steps": steps, "proximal": proximal}
     data = {
         **own,
         **{key: of_run[key] for key in _OF_THE_RUN if key in of_run},
-        "local": local,
+        "local": {**of_run["local"], "steps": steps, "proximal": proximal},
         "name": f"{Path(name).stem}-tuned",
+        "plugin": own["plugin"] or of_run["plugin"],
     }
     if optimizer:
         data["server_optimizer"] = {"kind": optimizer}
-    barrier, interval_s = data["barrier"], None
+    barrier, interval_s = {**own["barrier"]}, None
+    for key in {"lookahead", "floor", "min_steps", "max_steps"} & barrier.keys():
+        barrier[key] = barrier[key] and max(round(barrier[key] * steps / own["local"]["steps"]), 1)
     if isinstance(barrier.get("interval"), dict) and barrier["interval"].get("kind") == "fixed":
         times = (
             fit.config.build_curve().step_s(base.local.batch_size) * steps + fit.config.overhead_s for fit in twin.fits
         )
         interval_s = float(f"{median(times):.3g}")
-        data["barrier"] = {**barrier, "interval": {"kind": "fixed", "interval_s": interval_s}}
+        barrier["interval"] = {"kind": "fixed", "interval_s": interval_s}
+    data["barrier"] = barrier
     return Candidate(name, steps, interval_s, optimizer, StrategyConfig.model_validate(data))
 
 
@@ -150,8 +153,7 @@ def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Tra
 
     Raises `FedSyncError` with the first reason if no candidate could be played, for example without data.
     """
-    budget_s, left, out = FIRST_PART * twin.horizon_s, list(field), list[Ranked]()
-    rung = 0
+    rung, budget_s, left, out = 0, FIRST_PART * twin.horizon_s, list(field), list[Ranked]()
     while True:
         played = []
         for number, candidate in enumerate(left, start=1):
@@ -166,7 +168,7 @@ def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Tra
         out = [*played[len(left) :], *out]
         if len(played) <= FINALISTS or kept == FINALISTS:
             break
-    finals = [_final(twin, candidate, target, budget_s, train, watch) for candidate in left]
+    finals = [_final(twin, candidate, target, max(budget_s, twin.horizon_s), train, watch) for candidate in left]
     finals.sort(key=lambda one: (one.seconds is None, one.seconds.mean if one.seconds else -(one.accuracy or 0.0)))
     return sorted(finals + out, key=lambda one: bool(one.problem))
 

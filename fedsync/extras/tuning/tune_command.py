@@ -137,7 +137,7 @@ def _ranking(ranked: Sequence[Ranked], target: float | None) -> Table:
     table = new_table(title, "strategy", "steps", "interval s", "optimizer", *times, left=names)
     for one in ranked:
         candidate, predicted = one.candidate, one.predicted
-        reached = "-" if one.accuracy is None else f"never, at {one.accuracy:.3f}"
+        reached = "-" if one.accuracy is None else f"not in time, at {one.accuracy:.3f}"
         reached = reached if one.once_s is None else f"{one.once_s:.3g}, played once"
         table.add_row(
             candidate.strategy,

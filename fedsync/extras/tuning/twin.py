@@ -188,7 +188,7 @@ class Twin:
                 write_trace(trace, _repeated(fit.pieces, self.horizon_s))
                 plain["trace"] = trace.name
                 files.append(trace)
-            entries.append({key: _rounded(value) for key, value in plain.items()})
+            entries.append({key: value if key == "node_config" else _rounded(value) for key, value in plain.items()})
         write_result(path, yaml.safe_dump({"silos": entries}, sort_keys=False).encode())
         return files
 

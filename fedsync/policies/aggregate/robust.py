@@ -109,9 +109,5 @@ class Krum(RobustPolicy):
 
     inner: InnerAggregation = field(default_factory=_equal)
 
-    @property
-    def least_updates(self) -> int:
-        return max(2 * self.malicious + 3, self.keep + self.malicious)
-
     def combiner(self) -> Combiner:
-        return KrumCombiner(self.malicious, self.keep, self.least_updates)
+        return KrumCombiner(self.malicious, self.keep, max(2 * self.malicious + 3, self.keep + self.malicious))

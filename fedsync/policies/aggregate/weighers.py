@@ -196,11 +196,6 @@ class AggregationPolicy(Policy):
     additive: ClassVar[bool] = True
     """Whether a server that can only add could aggregate, apart from a discount."""
 
-    @property
-    def least_updates(self) -> int:
-        """Fewest updates of a commit with which the aggregation serves its purpose."""
-        return 1
-
     def combiner(self) -> Combiner | None:
         """Return a new combiner per run, which computes the change from unencrypted updates; None to add them up."""
         return None

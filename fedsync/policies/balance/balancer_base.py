@@ -118,8 +118,9 @@ class SharingBalancer(BalancerPolicy):
                 "the silos could not take the total together"
             )
         least = -(-self.floor // self.multiple) * self.multiple
-        if batch_size in (least, self.cap) and not self.scales_steps:
-            which, way = ("largest", "more") if batch_size == self.cap else ("smallest", "less")
+        most = self.cap and self.cap // self.multiple * self.multiple
+        if batch_size in (least, most) and not self.scales_steps:
+            which, way = ("largest", "more") if batch_size == most else ("smallest", "less")
             raise ValueError(
                 f"local.batch_size {batch_size} is the {which} batch that the balancer may give: no silo could get "
                 f"{way}, so nothing would be balanced; change it, or take balancer.kind: fixed"

@@ -133,7 +133,7 @@ def test_crashes_are_found_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_silo_has_its_files_and_settings_also_in_the_file_of_its_twin(tmp_path: Path) -> None:
-    own = {"data": {"train": str(tmp_path / "a.csv")}, "node_config": {"ward": 3}}
+    own = {"data": {"train": str(tmp_path / "a.csv")}, "node_config": {"ward": 3, "rate": 0.123456}}
     twin = Twin.of(read_record(played(tmp_path / "run", {"speed": 100.0, **own}, {"speed": 200.0})))
     twin.write(tmp_path / "twin.yaml")
     for silos in (twin.cluster(tmp_path).silos, ClusterConfig.load(tmp_path / "twin.yaml").silos):

@@ -78,6 +78,32 @@ def test_rounds_of_a_set_time_fit_the_steps(twin: Twin) -> None:
     assert one.config.model_dump(mode="json")["barrier"]["interval"] == {"kind": "fixed", "interval_s": 2.63}
 
 
+@pytest.mark.parametrize(
+    ("kind", "bounds"), [("elastic", ("floor", "lookahead")), ("fedcompass", ("min_steps", "max_steps"))]
+)
+def test_steps_are_also_those_of_a_barrier_that_bounds_them(twin: Twin, kind: str, bounds: tuple[str, str]) -> None:
+    found, _ = candidates(twin, twin.config, [kind], [10, 40], [""])
+    shipped = StrategyConfig.load(kind)
+    for one in found:
+        for bound in bounds:
+            assert getattr(one.config.barrier, bound) == getattr(shipped.barrier, bound) * one.steps // 20
+
+
+def test_a_candidate_keeps_the_plugin_of_its_own_policies(twin: Twin, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    sections = "stop: {rounds: 3}\nbalancer: {kind: fixed}\nbarrier: {kind: bsp}\ntask: {kind: digits}\n"
+    (tmp_path / "mine.yaml").write_text(f"name: mine\nplugin: mine.py\n{sections}")
+    (one,), _ = candidates(twin, twin.config, [str(tmp_path / "mine.yaml")], [20], [""])
+    assert one.config.plugin == str(tmp_path / "mine.py")
+
+
+def test_finalists_get_at_least_the_time_of_the_run(twin: Twin) -> None:
+    (one,), _ = candidates(twin, twin.config, ["fedavg"], [12], [""])
+    toy = Toy()
+    by_time_to(0.9, twin, [one], toy, silent)
+    assert toy.played[-1] == (12, twin.horizon_s)
+
+
 def test_what_does_not_go_together_is_left_out_with_its_reason(twin: Twin) -> None:
     """FedAsync moves towards whole models, which no server optimizer takes; what encrypts masks only full rounds."""
     found, left = candidates(twin, twin.config, ["fedasync", "fedavg"], [5, 10], ["fedavgm"])

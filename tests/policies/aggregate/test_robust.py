@@ -196,6 +196,7 @@ def test_encryption_refuses_them_by_name(kind: str, strategy: str) -> None:
         (["aggregation={kind: krum, keep: 9}", "silos=[a, b, c, d, e]"], "needs 10 updates"),
         (["aggregation={kind: median}", "server_optimizer={kind: scaffold}"], "Write aggregation: {kind: fednova}"),
         (["aggregation={kind: krum, malicious: 2}", "silos=[a, b, c, d, e, f]", "min_silos=6"], "needs 7 updates"),
+        (["aggregation={kind: median}", "silos=[a, b]"], "needs 3 updates"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: list[str], told: str) -> None:
@@ -208,6 +209,11 @@ def test_regions_are_not_added_up_and_enough_silos_are_asked_for() -> None:
     config = StrategyConfig.load("bsp", ["aggregation={kind: krum, malicious: 1}"])
     assert not adds_regions(config)
     assert too_few(config, 5, "silos.yaml") is None
+    part = "barrier={kind: fraction, share: 0.4, inner: {kind: bsp}}"
+    drawn = StrategyConfig.load("bsp", ["aggregation={kind: krum, malicious: 1}", part])
     found = too_few(config, 4, "silos.yaml")
     assert found is not None and found[1] == "needs 5 updates as configured, and silos.yaml has 4 silos"
+    found = too_few(drawn, 10, "silos.yaml")
+    assert found is not None and found[1].endswith("configured, and a round has 4 of the 10 silos in silos.yaml")
+    assert too_few(drawn, 13, "silos.yaml") is None
     assert StrategyConfig.load("bsp", ["aggregation={kind: median, inner: {kind: fednova}}"]).aggregation.normalises

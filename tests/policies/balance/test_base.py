@@ -15,7 +15,7 @@ def test_bounds_that_leave_the_mean_some_room_are_no_trouble() -> None:
     ProportionalBalancer(floor=1, cap=12, multiple=4).check(8)
     ProportionalBalancer(scale="steps").check(1)
     FixedBalancer().check(1)
-    for bounds in ({"floor": 8}, {"cap": 8}, {"floor": 5, "multiple": 8}):
+    for bounds in ({"floor": 8}, {"cap": 8}, {"floor": 5, "multiple": 8}, {"cap": 11, "multiple": 4}):
         with pytest.raises(ValueError, match="nothing would be balanced"):
             ProportionalBalancer(**bounds).check(8)
 
