@@ -122,6 +122,7 @@ class GuestTrainer(LocalTrainer):
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         paces: list[Pace] = []
         self._model.train()
+        self._model.zero_grad()  # a loop that adds up gradients may have ended between two steps of its optimizer
         work = self._call(order, cursor, paces, begin, self._private)
         pace = self._ended(order, paces)
         missized = self._sizes.check(
