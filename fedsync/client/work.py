@@ -74,13 +74,10 @@ def refuse_unprivate(library: str, wrong: Mapping[str, bool]) -> None:
 
 def _may_have(batch: object, samples: int) -> bool:
     """Return whether a batch may have ``samples`` samples, by lengths of its parts and their first two dimensions."""
-    parts: Iterable[object] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    lengths = {length for part in (batch, *parts) for length in tuple(getattr(part, "shape", ()))[:2]}
-    lengths |= {len(part) for part in (batch, *parts) if isinstance(part, list | tuple)}
+    parts = tuple(batch.values()) if isinstance(batch, Mapping) else batch
+    parts = (batch, *parts) if isinstance(parts, list | tuple) else (batch,)
+    lengths = {length for part in parts for length in tuple(getattr(part, "shape", ()))[:2]}
+    lengths |= {len(part) for part in parts if isinstance(part, list | tuple)}
     return not lengths or samples in lengths
 
 

@@ -30,7 +30,7 @@ from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest_code import own_code
 from fedsync.train.guests.guest_reply import sendable, tested, whole
-from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult
 from fedsync.train.machine.device import resolve
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
@@ -206,10 +206,7 @@ def _means(logged: Mapping[str, list[torch.Tensor]]) -> dict[str, float]:
     for name, values in logged.items():
         if not METRIC_NAME.fullmatch(name):
             raise ConfigError("work.log", f"{name!r} is no name of a figure", "Use small letters, digits and _")
-        mean = MeanLoss()
-        for value in values:
-            mean.add(value)
-        means[name] = mean.mean() or 0.0
+        means[name] = float(torch.stack(values).mean())
     return means
 
 
