@@ -200,7 +200,7 @@ class Work:
         `ConfigError` if the order already has a loop over its steps.
         """
         size = None if isinstance(batches, _Lazily) else self.batch_size
-        yield from counted(batches, self._begun(), self.max_steps, size)
+        yield from counted(batches, self.begun(), self.max_steps, size)
 
     def counter(self) -> Generator[None, None, None]:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
@@ -213,7 +213,7 @@ class Work:
         return self._count()
 
     def _count(self) -> Generator[None, None, None]:
-        steps = self._begun()
+        steps = self.begun()
         try:
             for _ in range(self.max_steps):
                 yield
@@ -222,10 +222,12 @@ class Work:
         finally:
             steps.finish()
 
-    def _begun(self) -> Steps:
+    def begun(self) -> Steps:
+        """Steps of the order, whose clock starts; `ConfigError` if it has started already."""
         if self._begun_s is not None:
             problem = "there is a second loop over batches of one order"
-            raise ConfigError("work.loader, work.batches", problem, "Train in one loop: it has all steps of the order")
+            remedy = "Train in one loop, which has all steps of the order, without opaque=True"
+            raise ConfigError("work.loader, work.batches", problem, remedy)
         self._begun_s = perf_counter()
         self._steps = self._begin()
         return self._steps

@@ -161,7 +161,7 @@ class GuestTrainer(LocalTrainer):
         work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order), steps)
         with nullcontext() if steps is None else closing(steps), own_code(self._device, order.seed):
             if self._app.opaque:
-                begun()
+                work.begun()
             self._app.call("train", {"work": work, **self._known})
             if steps is not None:
                 steps.check(sum(pace.steps for pace in paces))
