@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
@@ -151,7 +152,7 @@ class Silo:
                 numbers: it is called with torch seeded equally at every silo.
             train: training data, of any type.
             val: evaluation data, of any type.
-            examples: number of training samples; default ``len(train)``.
+            examples: number of training samples; default ``len(train)``, except for a loader, a tuple or a mapping.
             private: prefixes of parameters and persistent buffers that stay at the silo. The silo keeps their trained
                 values between orders; a failed order leaves them unchanged.
             share: prefixes of the only tensors that travel. By default all tensors travel that have a gradient or are
@@ -160,8 +161,8 @@ class Silo:
         Raises:
             ConfigError: the number of samples is unknown, or a name is taken.
         """
-        if examples is None and not isinstance(train, Sized):
-            problem = f"a {type(train).__name__} has no length, so the number of this silo's samples is unknown"
+        if examples is None and (isinstance(train, DataLoader | tuple | Mapping) or not isinstance(train, Sized)):
+            problem = f"a {type(train).__name__} has no length in samples, and the silo needs their number"
             raise ConfigError("silo.use", problem, "Give examples=, the number of training samples")
         taken = {"work", "silo"} & more.keys()
         if taken:

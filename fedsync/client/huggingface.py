@@ -23,6 +23,8 @@ class FedSyncTrainerCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         next(self._steps)
+        if args.eval_on_start:  # the trainer evaluates right after this callback
+            self._evaluation.enter_context(self._work.untimed())
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         try:
@@ -32,16 +34,11 @@ class FedSyncTrainerCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.on_substep_end(args, state, control)
-        if control.should_evaluate:  # the trainer evaluates right after this callback
+        if control.should_evaluate:
             self._evaluation.enter_context(self._work.untimed())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._evaluation.close()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **more: Any) -> None:
-        """Log the loss at the end of training: the mean over all steps, for any value of ``logging_steps``."""
-        if logs and "train_loss" in logs:
-            self._work.log(loss=float(logs["train_loss"]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._evaluation.close()
@@ -74,6 +71,16 @@ def trainer_for(work: Work, trainer: Trainer) -> Trainer:
             return trainer.optimizer
 
         trainer.create_optimizer = create_private
+    train_step = trainer.training_step
+
+    def logged(*given: Any, **more: Any) -> Any:
+        loss = train_step(*given, **more)
+        if loss.isfinite() or not trainer.args.logging_nan_inf_filter:
+            # The trainer divides the loss by the number of accumulated batches.
+            work.log(loss=loss * trainer.current_gradient_accumulation_steps)
+        return loss
+
+    trainer.training_step = logged
     trainer.args.max_steps = -(-work.max_steps // trainer.args.gradient_accumulation_steps)
     trainer.add_callback(FedSyncTrainerCallback(work))
     return trainer

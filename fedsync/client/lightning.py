@@ -37,6 +37,7 @@ class FedSyncCallback(lightning.Callback):
         if self._work.is_private:
             _, optimizer, _ = self._work.private(pl_module, trainer.optimizers[0], trainer.train_dataloader)
             trainer.optimizers = [optimizer]
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # the order decides the end
         next(self._steps)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

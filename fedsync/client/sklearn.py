@@ -33,14 +33,14 @@ class SklearnModel(nn.Module):
         self._estimator = estimator
         self._about = {"n_features_in_": features, **({"classes_": np.array(classes)} if len(classes) else {})}
         # A fit on one row per class reveals the shapes.
-        labels = classes if len(classes) else [0.0, 1.0]
+        labels = classes if len(classes) else [1.0, 2.0]
         fitted = clone(estimator).fit(np.zeros((len(labels), features)), labels)
         for name in _FITTED:
             value = getattr(fitted, name, None)
-            if not isinstance(value, np.ndarray):
+            if not isinstance(value, np.ndarray | float):
                 problem = f"{type(estimator).__name__} has no array {name}"
                 raise ConfigError("SklearnModel", problem, "Use a linear estimator that fits an intercept")
-            self.register_buffer(name, torch.zeros(value.shape, dtype=torch.float64))
+            self.register_buffer(name, torch.zeros(np.shape(value), dtype=torch.float64))
 
     @contextmanager
     def estimator(self) -> Iterator[Any]:

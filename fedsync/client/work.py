@@ -74,13 +74,10 @@ def refuse_unprivate(library: str, wrong: Mapping[str, bool]) -> None:
 
 def _may_have(batch: object, samples: int) -> bool:
     """Return whether a batch may have ``samples`` samples, by lengths of its parts and their first two dimensions."""
-    parts: Iterable[object] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    lengths = {length for part in (batch, *parts) for length in tuple(getattr(part, "shape", ()))[:2]}
-    lengths |= {len(part) for part in (batch, *parts) if isinstance(part, list | tuple)}
+    parts = tuple(batch.values()) if isinstance(batch, Mapping) else batch
+    parts = (batch, *parts) if isinstance(parts, list | tuple) else (batch,)
+    lengths = {length for part in parts for length in tuple(getattr(part, "shape", ()))[:2]}
+    lengths |= {len(part) for part in parts if isinstance(part, list | tuple)}
     return not lengths or samples in lengths
 
 
@@ -203,7 +200,7 @@ class Work:
         `ConfigError` if the order already has a loop over its steps.
         """
         size = None if isinstance(batches, _Lazily) else self.batch_size
-        yield from counted(batches, self._begun(), self.max_steps, size)
+        yield from counted(batches, self.begun(), self.max_steps, size)
 
     def counter(self) -> Generator[None, None, None]:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
@@ -216,7 +213,7 @@ class Work:
         return self._count()
 
     def _count(self) -> Generator[None, None, None]:
-        steps = self._begun()
+        steps = self.begun()
         try:
             for _ in range(self.max_steps):
                 yield
@@ -225,10 +222,12 @@ class Work:
         finally:
             steps.finish()
 
-    def _begun(self) -> Steps:
+    def begun(self) -> Steps:
+        """Steps of the order, whose clock starts; `ConfigError` if it has started already."""
         if self._begun_s is not None:
             problem = "there is a second loop over batches of one order"
-            raise ConfigError("work.loader, work.batches", problem, "Train in one loop: it has all steps of the order")
+            remedy = "Train in one loop, which has all steps of the order, without opaque=True"
+            raise ConfigError("work.loader, work.batches", problem, remedy)
         self._begun_s = perf_counter()
         self._steps = self._begin()
         return self._steps

@@ -171,7 +171,7 @@ class CollatedBatches(Batches):
         return torch.from_numpy(rows)
 
     def take(self, rows: Tensor) -> Batch:
-        return map_tensors(self._reader.read(rows), lambda tensor: tensor.to(self._device, non_blocking=True))
+        return moved(self._reader.read(rows), self._device)
 
 
 def batches_of(
@@ -202,16 +202,18 @@ def _tensor_of(raw: NDArray[np.uint8], kind: torch.dtype, shape: tuple[int, ...]
     return torch.from_numpy(raw).view(kind).reshape(shape)
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return ``value`` with ``change`` applied to every tensor; knows the containers of `default_collate`."""
+def moved(value: Any, device: torch.device) -> Any:
+    """Return a batch on the device: tensors, objects with a method ``to``, and the containers of `default_collate`."""
     if isinstance(value, Tensor):
-        return change(value)
+        return value.to(device, non_blocking=True)
+    if callable(getattr(type(value), "to", None)):
+        return value.to(device)
     if isinstance(value, Mapping):
-        return {key: map_tensors(item, change) for key, item in value.items()}
+        return {key: moved(item, device) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
+        return type(value)(*(moved(item, device) for item in value))
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [map_tensors(item, change) for item in value]
+        return [moved(item, device) for item in value]
     return value
 
 

@@ -56,7 +56,7 @@ class Weights:
 
     Order and names follow the module's state dict; a tensor with two names (tied weights) travels once. Integer buffers
     are rounded to the nearest when a vector is loaded. Tensors may move between devices. Raises `ConfigError` if the
-    module has no tensors, or complex tensors.
+    module has no tensors, or complex tensors, or if its state dict lacks a trained parameter.
     """
 
     def __init__(self, module: nn.Module, names: Collection[str] | None = None) -> None:
@@ -69,6 +69,11 @@ class Weights:
             raise ConfigError(
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
             )
+        known = {id(tensor) for tensor in state.values()}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known:
+                problem = f"the model trains {name}, and its state_dict() leaves it out or copies it"
+                raise ConfigError("task.model", problem, "Return the parameter itself")
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
         self.rounds = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in named.values())
         say_rounded(rounded(named))

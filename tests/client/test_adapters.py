@@ -103,8 +103,9 @@ def test_an_order_that_is_halted_or_out_of_time_ends_there(loop: Loop) -> None:
     [
         by_lightning(test=DataLoader(SlowRows()), val_check_interval=2),
         by_hugging_face(test=SlowRows(), eval_strategy="steps", eval_steps=2),
+        by_hugging_face(test=SlowRows(), eval_strategy="steps", eval_steps=5, eval_on_start=True),
     ],
-    ids=["lightning", "hugging face"],
+    ids=["lightning", "hugging face", "at the start"],
 )
 def test_what_a_trainer_validates_on_the_way_is_no_training_time(
     validating: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +117,13 @@ def test_what_a_trainer_validates_on_the_way_is_no_training_time(
     assert report.steps == 9
     assert report.overhead_s["evaluate"] >= 3 * SLOW_S
     assert outcome.update == pytest.approx(run(plain_sgd, batch_size=7, max_steps=9).update, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("least", [{"min_steps": 30}, {"min_epochs": 3, "max_epochs": 3}])
+def test_an_order_ends_before_the_least_number_of_steps_of_a_trainer(least: dict[str, int]) -> None:
+    theirs, ours = (run(loop, last=4, max_steps=8) for loop in (by_lightning(**least), plain_sgd))
+    assert theirs.report.steps == 4
+    assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
 
 
 def test_lightning_may_have_its_own_batches() -> None:
@@ -203,3 +211,14 @@ def test_gradients_add_up_over_batches_which_are_steps_each(tmp_path: Path, monk
         assert theirs.report.steps == 8
         assert theirs.update == pytest.approx(ours.update, rel=1e-5, abs=1e-8)
         assert theirs.report.loss == pytest.approx(ours.report.loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("last", [3, 6])
+def test_a_loss_is_the_mean_over_batches_where_an_order_ends_between_two_optimizer_steps(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loops = by_lightning(accumulate_grad_batches=4), by_hugging_face(gradient_accumulation_steps=4)
+    ours, theirs = (run(loop, last=last, batch_size=4, max_steps=12).report for loop in loops)
+    assert theirs.steps == ours.steps == last
+    assert theirs.loss == pytest.approx(ours.loss, rel=1e-6)

@@ -13,7 +13,14 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ChainDataset,
+    DataLoader,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from fedsync.client import steps, untimed
 from fedsync.common.errors import ConfigError, RunError
@@ -53,14 +60,34 @@ def test_an_app_that_counts_batches_has_the_samples_of_its_loader(held: int) -> 
     assert hosted(app_of(loop)).examples == held
 
 
-def test_an_app_whose_loader_draws_from_a_part_of_its_data_has_that_part() -> None:
+ROWS = SubsetRandomSampler(range(300))  # the others are for validation
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["steps", "batches"])
+@pytest.mark.parametrize(
+    "draws", [{"batch_size": 32, "sampler": ROWS}, {"batch_sampler": BatchSampler(ROWS, 32, drop_last=False)}]
+)
+def test_an_app_whose_loader_draws_from_a_part_of_its_data_has_that_part(draws: dict[str, Any], counts: bool) -> None:
     def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-        rows = SubsetRandomSampler(range(300))  # the others are for validation
-        for _ in steps(msg, DataLoader(TensorDataset(torch.zeros(359, 3)), batch_size=32, sampler=rows)):
-            pass
-        return {"num-examples": len(rows)}
+        loader = DataLoader(TensorDataset(torch.zeros(359, 3)), **draws)
+        return {"num-examples": len(next(iter(steps(msg, loader) if counts else loader))[0])}
 
     assert hosted(app_of(loop)).examples == 300
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.zeros(40, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset`")  # ChainDataset itself
+def test_a_chain_of_streams_has_the_samples_that_the_app_tells() -> None:
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        for _ in steps(msg, DataLoader(ChainDataset([Stream(), Stream()]), batch_size=8)):
+            pass
+        return {"num-examples": 80}
+
+    assert hosted(app_of(loop)).examples == 80
 
 
 def test_it_is_told_of_the_order_of_its_site_and_of_the_run(tmp_path: Path) -> None:

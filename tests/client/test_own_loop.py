@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
+from fedsync.client import work as work_module
 from fedsync.common.errors import ConfigError, Diverged, RunError
 from fedsync.core.orders import Cursor, UpdateMeta
 from fedsync.core.report_checks import check_report
@@ -202,6 +203,26 @@ def test_an_opaque_function_takes_the_time_of_the_machine_that_is_emulated(monke
     assert clock.slept_s == [pytest.approx(0.4)]
 
 
+def test_an_opaque_function_sees_its_time_go_and_has_no_loop_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that ended early counted as all steps of the order."""
+    app, clock, left = app_of(plain_sgd), Clock(monkeypatch, step_s=0.0), []
+    monkeypatch.setattr(work_module, "perf_counter", lambda: clock.now_s)
+    app.opaque = True
+    with pytest.raises(ConfigError, match=r"second loop over batches.*without opaque=True"):
+        GuestTrainer(app, SITE, OPTIONS).run(order(), np.zeros(58, np.float32), Cursor())
+
+    def whole(work: Work) -> None:
+        clock.now_s += 2.0
+        with work.untimed():
+            clock.now_s += 3.0
+        left.append(work.deadline)
+
+    guest = trainer(whole)
+    guest._app.opaque = True
+    report = guest.run(order(budget_s=9.0), guest.initial_model(), Cursor()).report
+    assert left == [pytest.approx(4.0)] and report.compute_s == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(("budget_s", "steps"), [(None, 6), (2.5, 3)])
 def test_a_validation_within_the_loop_is_no_training_time(
     budget_s: float | None, steps: int, monkeypatch: pytest.MonkeyPatch
@@ -304,6 +325,20 @@ def test_a_repeated_order_gives_the_same_bits_whatever_random_numbers_it_draws()
     assert np.random.get_state()[1].tolist() == before, "others' random numbers are theirs"  # type: ignore[union-attr]
 
 
+def test_gradients_that_an_order_leaves_do_not_reach_the_next() -> None:
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
+        for number, (inputs, labels) in enumerate(work.loader(train), start=1):
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            if number % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    guest = trainer(loop)
+    first, again = (guest.run(order(max_steps=5), guest.initial_model(), Cursor()).update for _ in range(2))
+    assert first.any() and (again == first).all()
+
+
 def test_what_is_not_finite_has_diverged() -> None:
     def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
         for _ in work.loader(train):
@@ -347,6 +382,16 @@ def test_setup_is_told_of_its_site_and_gives_whatever_functions_name() -> None:
     guest.run(order(), guest.initial_model(), Cursor())
     assert told == [("silo-0", 0, "north", 3), ("mine", "silo-0")]
     assert guest.examples == 2 and guest.layout.shapes == ((1, 3), (1,))
+
+
+PAIR = torch.zeros(9, 2), torch.zeros(9)
+
+
+@pytest.mark.parametrize("train", [PAIR, dict(enumerate(PAIR)), DataLoader(TensorDataset(*PAIR), batch_size=4)])
+def test_a_length_that_counts_no_samples_is_not_taken_for_their_number(train: Any) -> None:
+    with pytest.raises(ConfigError, match=r"has no length in samples.*Give examples="):
+        SITE.use(nn.Linear(2, 1), train)
+    assert SITE.use(nn.Linear(2, 1), train, examples=9).examples == 9
 
 
 @pytest.mark.parametrize(("word", "meant"), [("privat", "private"), ("sahre", "share"), ("tokeniser", "tokenizer")])

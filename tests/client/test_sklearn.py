@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
+from sklearn.linear_model import ElasticNet, GammaRegressor, LogisticRegression, SGDClassifier, SGDRegressor
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.client.sklearn import SklearnModel
@@ -59,11 +59,13 @@ def test_partial_fit_goes_on_from_what_came_and_its_weights_are_the_update() -> 
         (LogisticRegression(warm_start=True, max_iter=1), [0, 1], ((1, 4), (1,))),
         (SGDClassifier(), ["no", "yes"], ((1, 4), (1,))),
         (SGDRegressor(), [], ((4,), (1,))),
+        (ElasticNet(alpha=0.1, warm_start=True), [], ((4,), ())),
+        (GammaRegressor(warm_start=True), [], ((4,), ())),
     ],
 )
 def test_shapes_are_the_estimators(estimator: Any, classes: list[Any], shapes: Any) -> None:
     def fit(work: Work, model: SklearnModel) -> None:
-        labels = np.array(classes)[(Y > 0).astype(int)] if classes else Y
+        labels = np.array(classes)[(Y > 0).astype(int)] if classes else Y + 1
         with model.estimator() as mine:
             (mine.partial_fit if hasattr(mine, "partial_fit") else mine.fit)(X[work.rows], labels[work.rows])
             assert len(mine.predict(X)) == 150

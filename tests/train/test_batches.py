@@ -1,3 +1,6 @@
+from __future__ import annotations
+
+from collections import UserDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +94,22 @@ class Batched(TwoClasses):
 
     def collate(self, samples: list[Any]) -> Any:
         return [torch.stack([sample[key] for sample in samples]) for key in ("x", "y")]
+
+
+class Encoded(UserDict[str, torch.Tensor]):
+    """A batch that moves itself and is read by attributes, as a tokenizer's is."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        return self.data[name]
+
+    def to(self, device: torch.device) -> Encoded:
+        return Encoded({name: tensor.to(device) for name, tensor in self.data.items()})
+
+
+def test_a_batch_that_moves_itself_stays_what_it_is() -> None:
+    read = batches_of([1.0, 2.0], torch.device("meta"), lambda samples: Encoded(x=torch.tensor(samples)))  # type: ignore[arg-type]
+    batch = read.take(read.place(np.arange(2)))
+    assert isinstance(batch, Encoded) and batch.x.device.type == "meta"
 
 
 def test_workers_and_a_collate_of_ones_own_change_nothing() -> None:

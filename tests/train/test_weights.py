@@ -65,6 +65,27 @@ def test_models_that_cannot_travel(module: nn.Module) -> None:
         Weights(module)
 
 
+class Copying(nn.Linear):
+    """A model whose state dict holds copies, as one does that moves them to the CPU."""
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return {name: tensor.clone() for name, tensor in super().state_dict(*arguments, **options).items()}
+
+
+class Forgetting(nn.Linear):
+    """A model whose state dict lacks what it trains."""
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return {"weight": super().state_dict(*arguments, **options)["weight"]}
+
+
+@pytest.mark.parametrize(("module", "name"), [(Copying(2, 1), "weight"), (Forgetting(2, 1), "bias")])
+def test_a_trained_parameter_that_no_vector_would_set_is_refused(module: nn.Module, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"trains {name}, and its state_dict\(\) leaves it out or copies it"):
+        Weights(module)
+    assert Weights(module.requires_grad_(False)).layout.names[0] == "weight"
+
+
 def test_a_saved_model_loads_with_torch_alone(tmp_path: Path) -> None:
     task = TwoClasses()
     vector, layout = initial_model(task, seed=7)

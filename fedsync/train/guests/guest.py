@@ -30,7 +30,7 @@ from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest_code import own_code
 from fedsync.train.guests.guest_reply import sendable, tested, whole
-from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult
 from fedsync.train.machine.device import resolve
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
@@ -122,6 +122,7 @@ class GuestTrainer(LocalTrainer):
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         paces: list[Pace] = []
         self._model.train()
+        self._model.zero_grad()  # a loop that adds up gradients may have ended between two steps of its optimizer
         work = self._call(order, cursor, paces, begin, self._private)
         pace = self._ended(order, paces)
         missized = self._sizes.check(
@@ -160,7 +161,7 @@ class GuestTrainer(LocalTrainer):
         work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order), steps)
         with nullcontext() if steps is None else closing(steps), own_code(self._device, order.seed):
             if self._app.opaque:
-                begun()
+                work.begun()
             self._app.call("train", {"work": work, **self._known})
             if steps is not None:
                 steps.check(sum(pace.steps for pace in paces))
@@ -205,10 +206,7 @@ def _means(logged: Mapping[str, list[torch.Tensor]]) -> dict[str, float]:
     for name, values in logged.items():
         if not METRIC_NAME.fullmatch(name):
             raise ConfigError("work.log", f"{name!r} is no name of a figure", "Use small letters, digits and _")
-        mean = MeanLoss()
-        for value in values:
-            mean.add(value)
-        means[name] = mean.mean() or 0.0
+        means[name] = float(torch.stack(values).mean())
     return means
 
 

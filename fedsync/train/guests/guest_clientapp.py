@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from operator import length_hint
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,8 +89,9 @@ class OrderSteps:
         """Yield the order's batches; `Counted` if the app only counts samples, `ConfigError` for a second loop."""
         if self._begin is None:
             # A sampler may draw from a part of the data set only.
-            held = (getattr(loader, name, None) for name in ("dataset", "sampler"))
-            if counts := [len(each) for each in held if isinstance(each, Sized)]:
+            parts = loader, getattr(loader, "batch_sampler", None)
+            held = (length_hint(getattr(each, name, None)) for each in parts for name in ("dataset", "sampler"))
+            if counts := list(filter(None, held)):
                 raise Counted(min(counts))
             yield next(batches)
             return

@@ -6,8 +6,9 @@ import random
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,8 @@ def watched_loaders() -> Iterator[list[tuple[int, int]]]:
     original = DataLoader.__iter__
 
     def watched(loader: DataLoader[Any]) -> Any:
-        if isinstance(loader.sampler, Sized):
-            found.append((len(loader.sampler), len(loader)))
+        if samples := length_hint(getattr(loader.batch_sampler, "sampler", loader.sampler)):
+            found.append((samples, len(loader)))
         return original(loader)
 
     DataLoader.__iter__ = watched  # type: ignore[method-assign]
