@@ -28,8 +28,8 @@ from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import private_folder, write_atomically, writing
 from fedsync.common.locks import PATIENCE_S, held, taken
+from fedsync.common.run_claim import CHANGE_LOCK, Existing, claim
 from fedsync.common.run_claim import RUN_FILE as RUN_FILE
-from fedsync.common.run_claim import Existing, claim
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
@@ -56,9 +56,6 @@ logger = foreign.logger(__name__)
 
 RUNS = "runs"
 """Folder in a server's state folder with all its runs, or links to them."""
-
-CHANGE_LOCK = "change.lock"
-"""Lock in a run's folder, held while a process submits, resumes or stops the run."""
 
 STOPPED = "stopped by the operator"
 
