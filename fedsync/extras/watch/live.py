@@ -25,6 +25,7 @@ from fedsync.observe.run_state import (
     is_cut_off,
     natural,
     read_summary,
+    resumes_itself,
     way_on,
     why_failed,
 )
@@ -210,8 +211,8 @@ def watch(
                     told = before
             else:
                 run.note_end(summary=ended, gone=gone)
-                # A deployed run is resumed automatically. At a terminal, the user may wait for a manual resume.
-                ended |= run.ledger.stopped is not None or (run.cut_off and live is None and run.runtime == "local")
+                # At a terminal, the user may wait for a manual resume.
+                ended |= run.ledger.stopped is not None or (run.cut_off and live is None and not resumes_itself(folder))
                 view = run.view(wall() - news_s, way_on(run.runtime, folder) if run.cut_off else "")
             if live is not None:
                 live.update(view, refresh=True)
