@@ -36,6 +36,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import flwr_command, write_connection
 from fedsync.identity.certificates import Authority
+from fedsync.observe.run_state import SUMMARY
 from fedsync.ops.programs import CONNECTION
 from fedsync.server.checkpoints import newest_version
 from fedsync.server.run_folder import (
@@ -185,8 +186,8 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         if record.number:
             withdraw(record.number, CONNECTION, flower_environment(Path(config.state)))
         # Remove these before the submission, because the new server process may write them at once.
-        (folder / PID_FILE).unlink(missing_ok=True)
-        (folder / ERROR_FILE).unlink(missing_ok=True)
+        for stale in (PID_FILE, ERROR_FILE, SUMMARY):
+            (folder / stale).unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
         here = _paths_here(record.settings, folder)
         hand_over(config, folder, {**here, "keys": config.keys or "", "resume": resume})

@@ -23,6 +23,7 @@ from fedsync.common.run_claim import CHANGE_LOCK
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.server_app import target_of
+from fedsync.observe.run_state import SUMMARY
 from fedsync.ops import runs
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import BusyError, resume_run, stop_run, submit_run
@@ -207,9 +208,11 @@ def test_an_operator_stops_and_resumes(
     with pytest.raises(ConfigError, match="the run is over"):
         stop_run(folder)
     checkpoint(folder, 2)
+    (folder / SUMMARY).write_text("{}")
     resume_run(config, folder)
     assert superlink.runs[-1]["resume"] == "yes"
     assert phase(folder) is Phase.WAITING and not (folder / PID_FILE).exists()
+    assert not (folder / SUMMARY).exists(), "whoever watches the run takes its summary for its end"
     with pytest.raises(BusyError, match="Flower has not begun it"):
         resume_run(config, folder)
 
