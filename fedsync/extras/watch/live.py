@@ -184,13 +184,11 @@ def watch(
     """Show a run until it has ended; `ConfigError` without a run, `FedSyncError` for a damaged journal."""
     journal, summary = folder / "journal.jsonl", folder / "summary.json"
     if not journal.is_file():
-        done = read_summary(folder)
-        if done is None:
-            if before_its_beginning(folder) is None:
-                raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
-        else:
+        if (done := read_summary(folder)) is not None:
             console.print(silo_table(done))
             return
+        if before_its_beginning(folder) is None:
+            raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
     tail, run, news_s, told = Tail(journal), None, wall(), ""
     # Without a terminal, only the final state is printed.
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
