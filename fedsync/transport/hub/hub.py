@@ -78,8 +78,9 @@ class Hub:
         while not self._server.started:
             if failure or not self._thread.is_alive() or time.monotonic() > end_s:
                 why = str(failure[0]) if failure else "nothing answers there"
-                where = f"{host}:{port}" if socket is None else str(socket)
-                remedy = "Wait until another run ends, raise hub.runs in server.yaml, or fix the files"
+                where, remedy = str(socket), "Name a writable folder with a short path in hub.sockets of server.yaml"
+                if socket is None:
+                    where, remedy = f"{host}:{port}", "Wait until another run ends, or raise hub.runs in server.yaml"
                 raise ConfigError("hub", f"cannot listen at {where}: {why}", remedy)
             time.sleep(0.005)
         if socket is not None:
