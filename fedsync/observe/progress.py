@@ -30,8 +30,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._before: int | None = None
         self._asked = self._told = 0
         self._shown = 0
-        self._begin_s = 0.0
-        self._shown_s = -math.inf
+        self._begin_s, self._shown_s = 0.0, -math.inf
         self._bar = (
             Progress(
                 SpinnerColumn(),

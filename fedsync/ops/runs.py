@@ -91,8 +91,7 @@ class BusyError(ConfigError):
 
 def connect(config: ServerStartConfig) -> None:
     """Configure the server's connection for Flower's command line, with its state folder as ``FLWR_HOME``."""
-    state = Path(config.state)
-    write_connection(state, CONNECTION, config.loopback, authority_of(config))
+    write_connection(Path(config.state), CONNECTION, config.loopback, authority_of(config))
 
 
 def authority_of(config: ServerStartConfig) -> Path | None:
