@@ -104,6 +104,9 @@ def run(
         named = context.get_parameter_source("silos") is not ParameterSource.DEFAULT
         start = _resuming(start, runtime, strategy or named or out or overwrite or _overrides(assignments, seed))
         strategy, silos, out = str(resume / "config.yaml"), str(resume / "silos.yaml"), resume
+        if not Path(silos).is_file():
+            remedy = "Name a folder of `fedsync run`; runs of a server continue with `fedsync server run --resume`"
+            raise ConfigError("--resume", f"{silos} is missing: no local run to continue", remedy)
     if strategy is None:
         raise ConfigError("STRATEGY", "no strategy is named", "Name a file or a shipped strategy, or give --resume DIR")
     config, cluster = StrategyConfig.load(strategy, _overrides(assignments, seed)), ClusterConfig.load(silos)

@@ -29,6 +29,9 @@ from fedsync.common.locks import held, taken
 RUN_LOCK = "run.lock"
 """Lock file in a run's folder while the run is in progress."""
 
+CHANGE_LOCK = "change.lock"
+"""Lock in a run's folder, held while a process submits, resumes or stops the run."""
+
 RUN_FILE, DONE_FILE, ERROR_FILE = "run.json", "done", "error.json"
 """Files of a run on a server: its settings; a mark of its regular end; the reason of its failure or stop."""
 
@@ -108,7 +111,7 @@ def _claim(folder: Path, existing: Existing, runs: Sequence[str]) -> Claim:
     made = not folder.exists()
     folder.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     with ExitStack() as stack:
-        if not stack.enter_context(taken(folder / RUN_LOCK)):
+        if not stack.enter_context(taken(folder / RUN_LOCK)) or held(folder / CHANGE_LOCK):
             raise _at_work(folder)
         _check_free(folder, existing, runs)
         if existing is not Existing.RESUME:

@@ -274,16 +274,16 @@ def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
     with suppress(OSError, ValueError):
         ports.insert(0, int(kept.read_text(encoding="ascii")))
     files = (Path(place.certificate), Path(place.key)) if place.certificate else (None, None)
-    for number, each in enumerate(ports, 1):
+    problem = ConfigError("hub", "no port is given", "Write hub: {port: 9093} in server.yaml")
+    for each in ports:
         try:
             port = hub.start(place.host, each, certificate=files[0], key=files[1])
-        except ConfigError:
-            if number == len(ports):
-                raise
+        except ConfigError as error:
+            problem = error
         else:
             write_atomically(kept, str(port).encode(), OWNER_FILE)
             return port
-    raise ConfigError("hub", "no port is given", "Write hub: {port: 9093} in server.yaml")
+    raise problem
 
 
 def _names_in(path: str) -> Collection[str]:

@@ -30,8 +30,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         self._before: int | None = None
         self._asked = self._told = 0
         self._shown = 0
-        self._begin_s = time.monotonic()
-        self._shown_s = -math.inf
+        self._begin_s, self._shown_s = 0.0, -math.inf
         self._bar = (
             Progress(
                 SpinnerColumn(),
@@ -59,6 +58,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         """Show news since the last call; rounds known at the first call belong to an earlier process, so skip them."""
         self._rounds = ledger.steered.stop.get("rounds", self._rounds)
         if self._before is None:
+            self._begin_s = time.monotonic()  # only now: processes and libraries take long to start
             self._before, self._asked = len(ledger.rounds), ledger.steered.asked
             self._shown = self._before
         self._show_operator(ledger)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.locks import held
-from fedsync.common.run_claim import ERROR_FILE, RUN_FILE
+from fedsync.common.run_claim import CHECKPOINTS, ERROR_FILE, RUN_FILE
 from fedsync.core.journal import JOURNAL, read_header
 
 SUMMARY = "summary.json"
@@ -65,16 +65,22 @@ def is_cut_off(folder: Path) -> bool:
         return False
 
 
+def resumes_itself(folder: Path) -> bool:
+    """Whether `fedsync server start` resumes the run after the death of its server process."""
+    return (folder / RUN_FILE).exists() and why_failed(folder) is None
+
+
 def way_on(runtime: str, folder: Path) -> str:
     """Return the command that resumes a run without a regular end, after the recorded reason of its end."""
-    match runtime:
-        case "local":
-            return f"`fedsync run --resume {folder}` resumes it"
-        case "deployment":
-            why, command = why_failed(folder), f"`fedsync server run --resume {folder} --server server.yaml`"
-            if why is None:
-                return f"`fedsync server start` resumes it by itself, {command} at once"
-            return f"{why.removesuffix('.')}. {command} resumes it"
+    if runtime == "local":
+        return f"`fedsync run --resume {folder}` resumes it"
+    if (folder / RUN_FILE).exists():
+        why, command = why_failed(folder), f"`fedsync server run --resume {folder} --server server.yaml`"
+        if why is None:
+            return f"`fedsync server start` resumes it by itself, {command} at once"
+        return f"{why.removesuffix('.')}. {command} resumes it"
+    if any(folder.glob(f"{CHECKPOINTS}/*.ckpt")):
+        return 'Resume it with resume=True in Python, or with resume="yes" in the run configuration of `flwr run`'
     return "Run it again"
 
 

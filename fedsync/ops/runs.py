@@ -28,14 +28,15 @@ from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import private_folder, write_atomically, writing
 from fedsync.common.locks import PATIENCE_S, held, taken
+from fedsync.common.run_claim import CHANGE_LOCK, Existing, claim
 from fedsync.common.run_claim import RUN_FILE as RUN_FILE
-from fedsync.common.run_claim import Existing, claim
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import flwr_command, write_connection
 from fedsync.identity.certificates import Authority
+from fedsync.observe.run_state import SUMMARY
 from fedsync.ops.programs import CONNECTION
 from fedsync.server.checkpoints import newest_version
 from fedsync.server.run_folder import (
@@ -56,9 +57,6 @@ logger = foreign.logger(__name__)
 
 RUNS = "runs"
 """Folder in a server's state folder with all its runs, or links to them."""
-
-CHANGE_LOCK = "change.lock"
-"""Lock in a run's folder, held while a process submits, resumes or stops the run."""
 
 STOPPED = "stopped by the operator"
 
@@ -93,8 +91,7 @@ class BusyError(ConfigError):
 
 def connect(config: ServerStartConfig) -> None:
     """Configure the server's connection for Flower's command line, with its state folder as ``FLWR_HOME``."""
-    state = Path(config.state)
-    write_connection(state, CONNECTION, config.loopback, authority_of(config))
+    write_connection(Path(config.state), CONNECTION, config.loopback, authority_of(config))
 
 
 def authority_of(config: ServerStartConfig) -> Path | None:
@@ -188,8 +185,8 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         if record.number:
             withdraw(record.number, CONNECTION, flower_environment(Path(config.state)))
         # Remove these before the submission, because the new server process may write them at once.
-        (folder / PID_FILE).unlink(missing_ok=True)
-        (folder / ERROR_FILE).unlink(missing_ok=True)
+        for stale in (PID_FILE, ERROR_FILE, SUMMARY):
+            (folder / stale).unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
         here = _paths_here(record.settings, folder)
         hand_over(config, folder, {**here, "keys": config.keys or "", "resume": resume})

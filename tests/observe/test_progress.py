@@ -51,6 +51,20 @@ def test_a_resumed_run_shows_what_is_new_and_expects_the_rest_to_take_as_long(mo
     assert "4/9" in line and "ETA 5:00" in line
 
 
+def test_the_start_of_processes_is_not_taken_for_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The display begins 90 s before the first silo joins, and the first round takes 2 s: eight more take 16 s."""
+    now_s = 10.0
+    monkeypatch.setattr("fedsync.observe.progress.time.monotonic", lambda: now_s)
+    text, ledger = io.StringIO(), Ledger()
+    progress = RunProgress(Terminal(file=text, width=200), "mine", rounds=9)
+    now_s = 100.0
+    progress.follow(ledger)
+    now_s = 102.0
+    ledger.rounds.append(row(1))
+    progress.follow(ledger)
+    assert "ETA 0:16" in text.getvalue()
+
+
 def test_a_version_that_was_rolled_back_to_is_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions 2 and 4 are rollbacks: nine rounds are nine commits, and one round in 60 s leaves eight to go."""
     times = iter([100.0, 160.0])

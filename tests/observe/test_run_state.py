@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.run_claim import ERROR_FILE
+from fedsync.common.run_claim import CHECKPOINTS, ERROR_FILE, RUN_FILE
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JOURNAL, JournalWriter
 from fedsync.core.operator.operator_commands import PauseRun
@@ -20,6 +20,8 @@ def run_in(out: Path, runtime: str, summary: dict[str, Any] | None = None, *, wo
     writer = JournalWriter(out / JOURNAL, {"runtime": runtime, "config": {}})
     writer.append(Coordinator(policies()).handle(joined("a", "b"), 0.0))
     writer.close()
+    if runtime == "deployment":
+        (out / RUN_FILE).write_text("{}")
     if worked:
         (out / OPERATOR).mkdir(mode=0o700)
         (out / OPERATOR / LISTENING).touch()
@@ -53,6 +55,16 @@ def test_a_run_that_was_cut_off_says_how_it_goes_on(
     run_in(tmp_path, runtime, summary)
     assert told(tmp_path).problem == "the server process of this run has ended"
     assert command.format(tmp_path) in told(tmp_path).remedy
+
+
+@pytest.mark.parametrize("runtime", ["flower", "deployment"])
+def test_a_run_that_python_or_flwr_run_began_is_resumed_there(tmp_path: Path, runtime: str) -> None:
+    """No server of FedSync knows this run, so none resumes it."""
+    run_in(tmp_path, runtime)
+    (tmp_path / RUN_FILE).unlink(missing_ok=True)
+    (tmp_path / CHECKPOINTS).mkdir()
+    (tmp_path / CHECKPOINTS / "7.ckpt").touch()
+    assert "resume=True in Python" in told(tmp_path).remedy and "server" not in told(tmp_path).remedy
 
 
 def test_a_run_that_was_stopped_or_failed_gives_the_recorded_reason(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,12 +19,14 @@ import pytest
 from fedsync.common import locks
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.locks import taken
+from fedsync.common.run_claim import CHANGE_LOCK
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.server_app import target_of
+from fedsync.observe.run_state import SUMMARY
 from fedsync.ops import runs
 from fedsync.ops.run_watchdog import RunWatchdog
-from fedsync.ops.runs import CHANGE_LOCK, BusyError, resume_run, stop_run, submit_run
+from fedsync.ops.runs import BusyError, resume_run, stop_run, submit_run
 from fedsync.server import run_folder
 from fedsync.server.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, START_S, Phase, phase
 
@@ -205,9 +208,11 @@ def test_an_operator_stops_and_resumes(
     with pytest.raises(ConfigError, match="the run is over"):
         stop_run(folder)
     checkpoint(folder, 2)
+    (folder / SUMMARY).write_text("{}")
     resume_run(config, folder)
     assert superlink.runs[-1]["resume"] == "yes"
     assert phase(folder) is Phase.WAITING and not (folder / PID_FILE).exists()
+    assert not (folder / SUMMARY).exists(), "whoever watches the run takes its summary for its end"
     with pytest.raises(BusyError, match="Flower has not begun it"):
         resume_run(config, folder)
 
@@ -348,6 +353,26 @@ def test_whoever_stops_waits_for_whoever_resumes(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(locks.time, "sleep", lambda seconds: resuming.close())
     stop_run(folder)
     assert phase(folder) is Phase.OVER
+
+
+def test_two_runs_that_are_submitted_in_one_second_get_folders_of_their_own(
+    config: ServerStartConfig, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is submitted while Flower reads the first: its folder is free of a server process, and not free."""
+    monkeypatch.setattr(runs, "datetime", Mock(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone)))
+    others: list[Path] = []
+
+    def submit(bundle: Path, connection: str, environment: object) -> str:
+        monkeypatch.setattr(runs, "submit", superlink.submit)
+        others.append(submit_run(config, STRATEGY))
+        with pytest.raises(ConfigError, match="a run is at work here"):
+            submit_run(config, STRATEGY, out=bundle.parent, overwrite=True)
+        return superlink.submit(bundle, connection, environment)
+
+    monkeypatch.setattr(runs, "submit", submit)
+    folders = [submit_run(config, STRATEGY), *others]
+    assert [Path(run["strategy"]).parent for run in superlink.runs] == folders[::-1]
+    assert len({*folders}) == 2 and all((folder / "strategy.yaml").exists() for folder in folders)
 
 
 def test_what_cannot_be_resumed_says_why(config: ServerStartConfig, superlink: SuperLink, tmp_path: Path) -> None:

@@ -318,6 +318,7 @@ def test_the_files_in_the_folder_are_the_configuration_that_is_resumed(tmp_path:
         (["fedavg", "--resume", "x"], "the folder says what is run"),
         (["--resume", "x", "--seed", "3"], "the folder says what is run"),
         (["--resume", "x", "--silos", "hetero"], "the folder says what is run"),
+        (["--resume", "x"], "runs of a server continue with `fedsync server run --resume`"),
         ([], "no strategy is named"),
     ],
 )

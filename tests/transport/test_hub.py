@@ -293,8 +293,10 @@ def test_the_server_s_own_mistakes_are_told(up: Served, tmp_path: Path) -> None:
         up.hub.send("a", SiloQuestion("train"))
     with pytest.raises(PolicyError, match="wait for an answer"):
         up.hub.send("a", SiloQuestion("train"))
-    with pytest.raises(ConfigError, match="cannot listen at"):
+    with pytest.raises(ConfigError, match=r"cannot listen at .*Address already in use\. .* raise hub\.runs"):
         Hub(tmp_path / "second").start(port=up.port)
+    with pytest.raises(ConfigError, match=r"path too long\. Name a writable folder with a short path in hub\.sockets"):
+        Hub(tmp_path / "third").start(socket=tmp_path / ("x" * 100))
 
 
 def test_only_the_named_authority_is_trusted(up: Served, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedsync.extras.watch.absences import Absences, Span
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.rounds import EndedOrder, RoundPoint
-from fedsync.observe.run_state import NO_RUN, natural, read_summary
+from fedsync.observe.run_state import NO_RUN, natural, read_summary, why_failed
 from fedsync.observe.tail import Tail
 
 
@@ -110,7 +110,11 @@ def _read_books(folder: Path, summary: Mapping[str, Any] | None) -> RunData:
         books.add(entry)
     if books is None:
         raise ConfigError(str(folder), "the run has not begun", "Wait for its first line in journal.jsonl")
-    return books.close(folder.resolve().name, config, summary)
+    run, why = books.close(folder.resolve().name, config, summary), why_failed(folder)
+    if why is None:
+        return run
+    notes = [f"The run has no regular end: {why}", *run.summary["notes"]]
+    return replace(run, summary={**run.summary, "stopped_by": why, "notes": notes}, ended=True)
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:

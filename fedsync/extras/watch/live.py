@@ -25,6 +25,7 @@ from fedsync.observe.run_state import (
     is_cut_off,
     natural,
     read_summary,
+    resumes_itself,
     way_on,
     why_failed,
 )
@@ -183,13 +184,11 @@ def watch(
     """Show a run until it has ended; `ConfigError` without a run, `FedSyncError` for a damaged journal."""
     journal, summary = folder / "journal.jsonl", folder / "summary.json"
     if not journal.is_file():
-        done = read_summary(folder)
-        if done is None:
-            if before_its_beginning(folder) is None:
-                raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
-        else:
+        if (done := read_summary(folder)) is not None:
             console.print(silo_table(done))
             return
+        if before_its_beginning(folder) is None:
+            raise ConfigError(str(folder), NO_RUN, "Name the folder that --out named")
     tail, run, news_s, told = Tail(journal), None, wall(), ""
     # Without a terminal, only the final state is printed.
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -210,8 +209,8 @@ def watch(
                     told = before
             else:
                 run.note_end(summary=ended, gone=gone)
-                # A deployed run is resumed automatically. At a terminal, the user may wait for a manual resume.
-                ended |= run.ledger.stopped is not None or (run.cut_off and live is None and run.runtime == "local")
+                # At a terminal, the user may wait for a manual resume.
+                ended |= run.ledger.stopped is not None or (run.cut_off and live is None and not resumes_itself(folder))
                 view = run.view(wall() - news_s, way_on(run.runtime, folder) if run.cut_off else "")
             if live is not None:
                 live.update(view, refresh=True)

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.common.files import private_folder
 from fedsync.common.locks import wait_until
+from fedsync.common.processes import listen_error
 from fedsync.model.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs
 from fedsync.transport.hub.door import BODY_S, KNOWN, Door
@@ -77,8 +78,10 @@ class Hub:
         while not self._server.started:
             if failure or not self._thread.is_alive() or time.monotonic() > end_s:
                 why = str(failure[0]) if failure else "nothing answers there"
-                where = f"{host}:{port}" if socket is None else str(socket)
-                raise ConfigError("hub", f"cannot listen at {where}: {why}", "Choose another port, or fix the files")
+                where, remedy = str(socket), "Name a writable folder with a short path in hub.sockets of server.yaml"
+                if socket is None:
+                    where, remedy = f"{host}:{port}", "Wait until another run ends, or raise hub.runs in server.yaml"
+                raise ConfigError("hub", f"cannot listen at {where}: {why}", remedy)
             time.sleep(0.005)
         if socket is not None:
             self._socket = socket
@@ -90,8 +93,10 @@ class Hub:
         assert self._server is not None
         try:
             self._server.run()
-        except (OSError, SystemExit, ValueError) as error:
+        except (OSError, ValueError) as error:
             failure.append(error)
+        except SystemExit as error:  # uvicorn only logs why it cannot listen
+            failure.append(listen_error(self._server.config.host, self._server.config.port) or error)
 
     def close(self, *, over: bool = True) -> None:
         """Stop. With ``over``, silos are told that the run is over; otherwise they wait for another server."""

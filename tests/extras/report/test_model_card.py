@@ -93,7 +93,7 @@ def test_a_card_shows_no_path_of_anybody_s_machine(tmp_path: Path) -> None:
     assert "basel failed: '(a path)' is not there; nor is (a path), (a path)" in card
 
 
-def test_a_killed_run_has_a_card_that_says_so(tmp_path: Path) -> None:
+def test_a_killed_run_has_a_card_that_says_so_and_a_failed_run_says_why(tmp_path: Path) -> None:
     two_silos(tmp_path)
     (tmp_path / "summary.json").unlink()
     text = (tmp_path / "journal.jsonl").read_text().splitlines()
@@ -101,6 +101,11 @@ def test_a_killed_run_has_a_card_that_says_so(tmp_path: Path) -> None:
     card = model_card(read_run(tmp_path))
     assert "The run has not ended" in card
     assert "The run does not say which one was the best" in card
+
+    (tmp_path / "error.json").write_text('{"kind": "run", "message": "/srv/runs/x: the disk is full"}')
+    card = model_card(read_run(tmp_path))
+    assert "Ended: (a path): the disk is full." in card and "has not ended" not in card
+    assert "The run has no regular end: (a path): the disk is full" in card
 
 
 def test_what_comes_from_a_run_is_no_markup(tmp_path: Path) -> None:

@@ -147,6 +147,9 @@ def test_the_run_of_a_damaged_configuration_is_shown_and_one_that_has_not_ended_
     run = read_run(tmp_path)
     assert "old trained task digits at 2 silos" in " ".join("".join(Reader(page([run])).words).split())
     assert "Not ended when this was written: " in said(page([replace(run, ended=False)]))
+    (tmp_path / "error.json").write_text('{"kind": "run", "message": "stopped by the operator"}')
+    words = said(page([read_run(tmp_path)]))
+    assert "The run has no regular end: stopped by the operator" in words and "Not ended" not in words
 
 
 @pytest.mark.usefixtures("undrawn")

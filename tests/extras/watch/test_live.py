@@ -178,6 +178,8 @@ def test_a_run_whose_server_process_was_killed_is_cut_off_and_says_how_it_goes_o
             watch(tmp_path, console, pause=once)
         return capture.get()
 
+    if runtime == "deployment":
+        (tmp_path / "run.json").write_text("{}")
     desk = tmp_path / OPERATOR / LISTENING
     desk.parent.mkdir(mode=0o700)
     with taken(desk):
@@ -195,13 +197,26 @@ def test_a_run_whose_server_process_was_killed_is_cut_off_and_says_how_it_goes_o
     assert page.look()["now_s"] == 1.0, "its clock stands"
 
 
-def test_a_watch_without_a_terminal_ends_with_a_local_run_that_was_killed(tmp_path: Path) -> None:
-    journal = JournalWriter(tmp_path / JOURNAL, header())
+@pytest.mark.parametrize(
+    ("runtime", "file", "way"),
+    [
+        ("local", None, "`fedsync run --resume {}`"),
+        ("deployment", '{"kind": "run", "message": "stopped by the operator"}', "`fedsync server run --resume {} "),
+        ("flower", None, "Run it again"),
+    ],
+)
+def test_a_watch_without_a_terminal_ends_with_a_run_that_nobody_resumes(
+    tmp_path: Path, runtime: str, file: str | None, way: str
+) -> None:
+    journal = JournalWriter(tmp_path / JOURNAL, header(runtime))
     journal.append(Coordinator(policies()).handle(joined("a", "b"), 0.0))
     journal.close()
     (tmp_path / OPERATOR).mkdir(mode=0o700)
     (tmp_path / OPERATOR / LISTENING).touch()
-    assert f"`fedsync run --resume {tmp_path}`" in watched(tmp_path).replace("\n", "")
+    if file is not None:
+        (tmp_path / "run.json").write_text("{}")
+        (tmp_path / "error.json").write_text(file)
+    assert way.format(tmp_path) in watched(tmp_path).replace("\n", "")
 
 
 def test_a_run_that_has_not_begun_says_whom_it_waits_for(tmp_path: Path) -> None:
