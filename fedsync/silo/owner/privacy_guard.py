@@ -49,8 +49,7 @@ class PrivacyGuard(SessionExtension):
     would exceed the target. So runs with changing batch sizes keep the target.
 
     Args:
-        ledgers: ledgers of the data that the run reads; with a target, the last is in memory, with the target as
-            budget.
+        ledgers: ledgers of the data that the run reads; with a target, the last has it as budget, in memory.
         rounds: number of orders that are still to be finished.
         counts: whether an evaluation's score is a number of right predictions, to which each row adds at most one.
         whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
