@@ -79,8 +79,7 @@ def release(
             order = state.extensions.ordered(order)
         state.silos[name] = silo.begun(order, now_s)
         actions.append(Dispatch(name, order))
-    newcomers = (name for name in chosen if state.issued[name] == 1 and state.silos[name].orders[-1].evaluate)
-    state.scores.begin(state.version, len(chosen), newcomers)
+        state.scores.begin(state.version, 1, {name} - state.failures.proven if order.evaluate else ())
 
 
 def hurry(state: CoordinatorState, verdict: Verdict, recent: Sequence[object], actions: list[Action]) -> None:

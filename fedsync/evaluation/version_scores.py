@@ -13,7 +13,7 @@ from fedsync.core.orders import Evaluation, Score
 from fedsync.evaluation.metrics.metric_types import AnyMetric, ExactSum, Statistic, SumsPool, number, statistics_of
 
 _FIRST = -2
-"""Stands for the version that a silo evaluated last, during its first order."""
+"""Stands for the version that a silo evaluated last, until it has finished an order."""
 
 
 def standing_in(numbers: Mapping[str, float]) -> float | None:
@@ -74,8 +74,8 @@ class Scores:
     the score pools the newest evaluation of every connected silo.
 
     For the same reason, a score counts only if it pools more than half of the silos that ever evaluated a version or
-    are to evaluate one in their first order. Lost silos belong to these silos, dropped silos do not. Other scores are
-    reported, but no decision uses them.
+    are to evaluate one and have finished no order yet. Lost silos belong to these silos, dropped silos do not. Other
+    scores are reported, but no decision uses them.
 
     ``best`` is the best accuracy of a settled version (see `standing_in`), minus infinity before the first;
     ``since_best`` counts the versions settled since then; ``settled`` is the newest settled version, -1 before the
@@ -97,7 +97,7 @@ class Scores:
         self.known = statistics_of(self.metrics)
 
     def begin(self, version: int, count: int = 1, newcomers: Iterable[str] = ()) -> None:
-        """Add ``count`` orders based on a version; ``newcomers`` are silos that evaluate it in their first order."""
+        """Add ``count`` orders based on a version; ``newcomers`` evaluate it, and have finished no order yet."""
         self._open.setdefault(version, _Pool()).under_way += count
         for silo in newcomers:
             self._newest.setdefault(silo, _FIRST)

@@ -8,7 +8,7 @@ bit, and the rounding error of one difference is part of the next difference.
 |---|---|---|
 | the newest version | nothing | 0 |
 | one of the last few versions | the differences since this version | bytes of the wire format, per difference |
-| an older version, or none (after a restart); after a rollback: any version | the public model, as float32 | 4 |
+| an older version, none, or one that a resumed run lacks; after a rollback: any | the public model, as float32 | 4 |
 
 The server keeps the newest differences, as long as they take fewer bytes than the model. A payload begins with two
 int64: its base version, -1 for none, and its resulting version.

@@ -65,7 +65,7 @@ class PlainAggregator(InTheClear):
         self._wire = wire or Wire()
         self._exact: Vector = self._keeper.keep(model)
         self._public = PublicModel(self._exact, self._wire.down, self._keeper)
-        self._held: dict[str, int] = {}
+        self._held, self._sent, self._restored = dict[str, int](), dict[str, int](), 0
         self._waiting = WaitingUpdates(self._wire.up)
         self._optimizer = optimizer
         self._moments = Moments() if optimizer is None else optimizer.begin(model.size, self._keeper)
@@ -87,7 +87,9 @@ class PlainAggregator(InTheClear):
         return self._wire.up.payload_bytes(self.model.size)
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        self._held[silo] = version
+        # After a death of the machine, versions are made again from other updates: a silo may have one of before.
+        known = version <= self._restored or version == self._sent.get(silo)
+        self._held[silo] = version if known else -1
 
     def holds(self, silo: str, version: int) -> None:
         self._held[silo] = version
@@ -100,6 +102,7 @@ class PlainAggregator(InTheClear):
             return self._public.whole(*self._best)
         if self._optimizer is not None and self._optimizer.controls:
             return self._with_control()
+        self._sent[silo] = self._public.version
         return self._public.payload(self._held.get(silo, -1))
 
     def _with_control(self) -> Payload:
@@ -169,14 +172,10 @@ class PlainAggregator(InTheClear):
         self._public.advance(self._exact)
 
     def _begun(self, commit: Commit) -> dict[str, tuple[int, Vector]]:
-        bases = dict[str, tuple[int, Vector]]()
-        for update_id in commit.weights:
-            base = self._bases.pop(update_id, None)
-            if base is not None:
-                bases[update_id] = base
-            elif commit.toward:
-                raise PolicyError(f"version {commit.version} moves towards {update_id!r}, which no order began")
-        return bases
+        unknown = commit.weights.keys() - self._bases.keys()
+        if unknown and commit.toward:
+            raise PolicyError(f"version {commit.version} moves towards {min(unknown)!r}, which no order began")
+        return {update_id: self._bases.pop(update_id) for update_id in commit.weights if update_id not in unknown}
 
     def _folded(
         self, before: Vector | None, commit: Commit, taken: Taken, bases: Mapping[str, tuple[int, Vector]]
@@ -247,6 +246,7 @@ class PlainAggregator(InTheClear):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         fill(self, _NAMES, state)
+        self._restored = self._public.version
 
     @property
     def pending(self) -> tuple[str, ...]:

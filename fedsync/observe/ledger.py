@@ -304,7 +304,7 @@ class Ledger:
         self.silos[name].begin(order, at_s)
         self.lost.begin(name)
         self.bytes_down += self.model_bytes
-        self._scores.begin(order.base_version, newcomers=[name] if order.round == 1 and order.evaluate else ())
+        self._scores.begin(order.base_version, 1, [name] if order.evaluate and not self.silos[name].orders else ())
 
     def _arrive(self, at_s: float, meta: UpdateMeta, report: WorkReport, discarded: Mapping[str, str]) -> None:
         self.bytes_up += meta.nbytes

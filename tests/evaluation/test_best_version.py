@@ -4,15 +4,19 @@ from collections.abc import Mapping
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Evaluate, KeepBest
+from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, KeepBest
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, OperatorAsked, SiloLost
 from fedsync.core.journal import JournalEntry
 from fedsync.core.operator.operator_commands import DropSilo
-from fedsync.core.orders import Evaluation, Score, Split, Subject
+from fedsync.core.orders import Evaluation, Score, Split, Subject, WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.evaluation.version_scores import Leader, Numbers, Selection
+from fedsync.observe.ledger import Ledger
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
+from fedsync.policies.barrier.wrappers.late_orders import Quorum
+from fedsync.policies.barrier.wrappers.overlap import Overlap
 from tests.core.make import answer, begin, joined, of_type, orders, policies, scored
 
 
@@ -163,6 +167,21 @@ def test_a_dropped_silo_need_not_score_a_version() -> None:
     entry = coordinator.handle([OperatorAsked(1.5, "1", DropSilo("b")), answer("a", orders(entry)["a"], 2.0)], 2.0)
     finish(coordinator, entry, 3.0, 0.6)
     assert coordinator.best == KeepBest(Score(2, 0.6, 2.0), 0.6)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_fast_silo_alone_chooses_no_version_after_lost_first_orders_or_with_queued_orders(queued: bool) -> None:
+    barrier = Overlap(Quorum(Bsp(), count=1)) if queued else Asp()
+    coordinator, ledger = Coordinator(policies(barrier=barrier, stop=StopRules(rounds=9))), Ledger()
+    events, work = joined("a", "b", "c"), list[WorkOrder]()
+    for at_s in range(5):
+        entry = coordinator.handle(events, at_s)
+        ledger.add(entry)
+        work += [each.order for each in of_type(entry, Dispatch) if each.silo == "a"]
+        events = [answer("a", work.pop(0), at_s + 1, evaluation=scored(0.9))]
+        if at_s == 0 and not queued:
+            work, events = [], [*(SiloLost(0.5, silo, "restarted") for silo in "abc"), *joined("a", "b", "c")]
+    assert ledger.accuracy == 0.9 and ledger.seconds_to(0.9) is None and coordinator.best is None
 
 
 def test_silos_that_never_evaluate_do_not_keep_a_version_from_being_the_best() -> None:

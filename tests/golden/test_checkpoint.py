@@ -54,7 +54,7 @@ def written(folder: Path) -> str:
         strategy = strategy_in(folder / name, *overrides)
         cut_off(strategy, 2)
         checkpoint = _read(_newest_first(folder / name / FOLDER)[0], digest(measuring(strategy.config), SILOS))
-        for line in shape(checkpoint.moment, name):
+        for line in (*shape(checkpoint.moment, name), *shape(checkpoint.origin, "origin")):
             lines[line] = None
     return "\n".join(lines) + "\n"
 

@@ -68,7 +68,8 @@ class Oracle:
     newest: dict[str, Evaluation] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     first: set[str] = field(default_factory=set)
-    """Silos at their first order."""
+    """Silos at an order that have finished none."""
+    finished: set[str] = field(default_factory=set)
     settled: int = -1
     best: tuple[int, float] | None = None
 
@@ -78,6 +79,7 @@ class Oracle:
             match event:
                 case UpdateArrived(_, meta, report):
                     touched.add(self._end(meta.silo, meta.update_id, report.evaluation))
+                    self.finished.add(meta.silo)
                 case WorkFailed(_, silo, update_id):
                     touched.add(self._end(silo, update_id, None))
                 case SiloJoined(_, silo) | SiloLost(_, silo):
@@ -94,7 +96,7 @@ class Oracle:
                 case Dispatch(silo, order):
                     self.at_work.setdefault(silo, {})[order.update_id] = order.base_version
                     self.under_way[order.base_version] += 1
-                    self.first |= {silo} if order.round == 1 and order.evaluate else set()
+                    self.first |= {silo} - self.finished if order.evaluate else set()
                 case Evaluate(version, silos, Split.VALIDATION):
                     self.at_work, self.own = {}, {}
                     self.under_way = Counter({version: len(silos)})

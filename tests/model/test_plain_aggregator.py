@@ -279,6 +279,22 @@ def test_another_process_goes_on_with_both_models() -> None:
     np.testing.assert_array_equal(delivered(other, silo, "a", 3), store.model)
 
 
+def test_a_silo_with_a_version_that_was_lost_and_made_again_is_sent_the_whole() -> None:
+    """The server's machine died before version 2 was on its disk, and silo a comes back after another version 2."""
+    store, silo = PlainAggregator(vector(0, 0), wire=INT8), HeldModel(2, Int8())
+    other = PlainAggregator(vector(9, 9), wire=INT8)
+    other.restore(store.state())
+    for made, change in ((store, 1), (other, 5)):
+        made.put("b", "b/1", Int8().encode(vector(change, 0.3)))
+        made.commit(Commit(1, {"b/1": 1.0}))
+    delivered(store, silo, "a", 1)
+    for nbytes in (24, 16):
+        other.greet("a", silo.version, None)
+        assert other.outgoing("a").nbytes == nbytes
+        np.testing.assert_array_equal(delivered(other, silo, "a", 1), other.model)
+        other.leave("a")
+
+
 @pytest.mark.parametrize("code", [0x7C00, 0xFC00, 0x7E00], ids=["inf", "-inf", "nan"])
 def test_a_half_that_is_not_finite_is_refused(code: int) -> None:
     store = PlainAggregator(vector(1, 2, 3), wire=Wire(Fp16()))

@@ -49,8 +49,8 @@ class PrivacyGuard(SessionExtension):
     would exceed the target. So runs with changing batch sizes keep the target.
 
     Args:
-        ledgers: ledgers of the data that the run reads; with a target, the last is in memory, with the target as
-            budget.
+        ledgers: ledgers of the data that the run reads; with a target, the last has it as budget, in memory.
+        rounds: number of orders that are still to be finished.
         counts: whether an evaluation's score is a number of right predictions, to which each row adds at most one.
         whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
         weighed_values: size of the model, if updates are weighed by precision; else 0.
@@ -81,8 +81,7 @@ class PrivacyGuard(SessionExtension):
             problem = f"a {order.subject} model would be trained without privacy, and a budget guards the data"
             raise OwnerRefusal("evaluation.cross_site", problem, "Leave cross_site out")
         if not order.scores_only:
-            left = min(max(self.rounds - order.round + 1, 1), self.rounds)  # a server may number its orders as it likes
-            self.aim(order.batch_size, order.max_steps, left)
+            self.aim(order.batch_size, order.max_steps, max(self.rounds, 1))
 
         def fit(steps: int) -> bool:
             return all(ledger.allows(self._asked(order, steps)) for ledger in self.ledgers)
@@ -159,7 +158,7 @@ class PrivacyGuard(SessionExtension):
             releases += self._scored()
             evaluation = self._told(report.evaluation, f"{order.seed}")
         entered = self._asked(order, order.max_steps) if self._begun is order else Counter[Release]()
-        self._begun = None
+        self._begun, self.rounds = None, self.rounds - 1
         if more := releases - entered:
             self._enter(order.update_id, more)
         self._give_back(order.update_id, entered - releases)
@@ -289,7 +288,7 @@ def privacy_guard(
     scores = bool(ledgers) and all("scores" in ledger.budget.public for ledger in ledgers)
     units = min(told, default=found)
     settings = PrivateSettings(config.clip, config.noise_multiplier, units, column, seeded, scores)
-    rounds = 1 if spec.stop is None else spec.stop.rounds or 1
+    rounds = max((1 if spec.stop is None else spec.stop.rounds or 1) - done, 0)
     tally = tally_of(spec, config, identity.index)
     if whole is not None:
         _check_noise("noise_multiplier", whole.noise, ledgers)
@@ -307,7 +306,7 @@ def privacy_guard(
     seed, made = f"{spec.seed} {identity.index}", tuple(ledgers)
     guard = PrivacyGuard(config, made, settings, trainer, run, rounds, counts, None, values, tally, estimate, seed)
     if settings.noise is None:
-        guard.aim(spec.local.batch_size, spec.local.steps, min(max(rounds - done, 0), rounds))
+        guard.aim(spec.local.batch_size, spec.local.steps, rounds)
     else:
         trainer.make_private(settings)
     return guard

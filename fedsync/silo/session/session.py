@@ -109,7 +109,7 @@ class SiloSession:
         noise = None if plan is None else plan.noise
         kept = None if virtual else folder
         self._done, self.cursor = LastOrders(folder), Cursor()
-        done, guard = 0 if self._done.last is None else self._done.last.order.round, None
+        done, guard = 0 if self._done.last is None else self._done.last.number + 1, None
         if private:
             guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, done, seeded=virtual)
         self._extensions: list[SessionExtension] = [] if guard is None else [guard]
