@@ -276,9 +276,8 @@ class Coordinator:
     def _advance(self, now_s: float, actions: list[Action]) -> str:
         state = self._state
         state.judge(self._policies, state.scores.settle())
-        if not state.alarm_set and self._policies.stop.seconds is not None:
-            actions.append(WakeAt(self._policies.stop.seconds))
-        state.alarm_set = True
+        if state.begun_s is not None:
+            self._set_alarm(actions, len(actions))
         reason = ""
         if state.closing is None and (paused := state.extensions.paused()):
             return paused
@@ -291,12 +290,22 @@ class Coordinator:
             if state.closing is not None:
                 closing.begin(state, self._policies, actions)
             else:
+                before = len(actions)
                 reason = self._ask_barrier(now_s, actions)
+                if state.begun_s is None and state.issued:
+                    state.begun_s = now_s
+                    self._set_alarm(actions, before)
                 if state.closing is None:
                     return reason
         if closing.advance(state, self._policies, self._current_plan, tuple(self._recent), now_s, actions):
             self._stop(state.closing, actions, failed=False)
         return reason or state.closing
+
+    def _set_alarm(self, actions: list[Action], place: int) -> None:
+        state, seconds = self._state, self._policies.stop.seconds
+        if not state.alarm_set and seconds is not None:
+            actions.insert(place, WakeAt((state.begun_s or 0.0) + seconds))
+        state.alarm_set = True
 
     def _ask_barrier(self, now_s: float, actions: list[Action]) -> str:
         state, reasons = self._state, []

@@ -160,6 +160,7 @@ class CoordinatorState:
     halted: dict[str, str] = field(default_factory=dict)
     alarms: list[float] = field(default_factory=list)
     alarm_set: bool = False
+    begun_s: float | None = None
     stopped: bool = False
 
     @property
@@ -238,7 +239,8 @@ class CoordinatorState:
         rules, waits = policies.stop, policies.tally and self.evaluated
         if waits:
             rules = StopRules(seconds=rules.seconds)
-        ends = rules.decide(self.commits, now_s, self.scores, self.passes, self.leaders)
+        passed_s = 0.0 if self.begun_s is None else now_s - self.begun_s
+        ends = rules.decide(self.commits, passed_s, self.scores, self.passes, self.leaders)
         return self.extensions.stops(now_s) if ends is None and not waits else ends
 
     def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
@@ -269,7 +271,7 @@ COORDINATOR: Names = {
         for name in (
             *("version", "commits", "pending", "barrier", "found_caps", "issued", "leaders"),
             *("closing", "pending_evaluations", "scoring_ids", "questions_asked", "sums_ordered", "final_version"),
-            *("awaiting", "halted", "alarms", "alarm_set", "stopped"),
+            *("awaiting", "halted", "alarms", "alarm_set", "begun_s", "stopped"),
             *("adaptation.state", "adaptation.version", "silos.views", "silos.idle", "silos.revision"),
             *("scores.best", "scores.since_best", "scores.settled", "passes.loss"),
             *("passes.change", "claims.said", "claims.believed", "claims.disputed", "failures.proven"),

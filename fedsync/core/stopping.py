@@ -48,7 +48,7 @@ class StopRules:
 
     Args:
         rounds: number of commits; a rollback is no commit.
-        seconds: virtual or wall time since the start of the run [s].
+        seconds: virtual or wall time since the first order [s].
         target_accuracy: accuracy of an evaluated version, or any number for a task with another score.
         patience: number of consecutive evaluated versions without improvement of accuracy or of ``steady``.
         relative_change: change of the training loss between two checks; see `Passes`.

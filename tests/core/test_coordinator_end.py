@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from fedsync.core.actions import Commit, Evaluate, Stop
+from fedsync.core.actions import Commit, Evaluate, Stop, WakeAt
+from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, Event, SiloLost, TimerFired
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
-from tests.core.make import Scripted, answer, begin, but_best, joined, of_type, orders, scored
+from tests.core.make import Scripted, answer, begin, but_best, joined, of_type, orders, policies, scored
 
 ONE_ROUND = StopRules(rounds=1)
 
@@ -67,6 +68,16 @@ def test_the_final_evaluation_waits_for_its_silos_and_no_others(noise: Event) ->
     assert coordinator.handle([noise], 3.0).actions == ()
     entry = coordinator.handle([Evaluated(4.0, "a", 1, scored(0.5))], 4.0)
     assert but_best(entry) == (Stop("1 rounds done"),)
+
+
+def test_the_wait_for_silos_before_the_first_order_is_no_time_of_the_run() -> None:
+    coordinator = Coordinator(policies(stop=StopRules(seconds=10.0)))
+    coordinator.handle([TimerFired(30.0)], 30.0)
+    entry = coordinator.handle(joined("a", at_s=40.0), 40.0)
+    assert of_type(entry, WakeAt) == [WakeAt(50.0)] and "a" in orders(entry)
+    entry = coordinator.handle([answer("a", orders(entry)["a"], 49.0)], 49.0)
+    assert of_type(entry, Commit) and not of_type(entry, Evaluate)
+    assert coordinator.handle([TimerFired(50.0)], 50.0).reason == "10 s are over"
 
 
 def test_the_first_rule_that_holds_is_the_reason() -> None:

@@ -82,7 +82,8 @@ def _end_s(watch: Watch, name: str) -> float:
 
 
 def _end(watch: Watch) -> None:
-    books, now_s = watch.books, max(watch.now_s, watch.books.stop.seconds or 0.0)
+    books = watch.books
+    now_s = watch.now_s if books.stop.seconds is None else max(watch.now_s, books.end_s)
     watch.step(now_s, [TimerFired(now_s)])
     for name in list(books.silos):
         if name in books.awaiting:

@@ -206,7 +206,7 @@ def follows(case: int, corner: str, change: Change) -> Counter[str]:
     Raises:
         AssertionError: one was not.
     """
-    coordinator = Coordinator(policies_in(EVERY[case], change.at_s(STOP["seconds"])))
+    coordinator = Coordinator(policies_in(EVERY[case], change.at_s(STOP["seconds"]) - change.at_s(0.0)))
     told: Counter[str] = Counter()
     for number, entry in enumerate(journal(case, corner)):
         events = [change.event(event) for event in entry.events]

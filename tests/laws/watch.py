@@ -129,10 +129,10 @@ class Watch:
             discards = [update_id for event in events for update_id in books.absorb(event)]
             head, actions = actions[: len(discards)], actions[len(discards) :]
             assert [action.update_id for action in head if isinstance(action, Discard)] == discards
-        if not books.timed and not books.stopped:
-            books.timed = True
-            with law("the end by the clock is on the clock from the beginning"):
-                assert actions.pop(0) == WakeAt(books.stop.seconds or math.nan)
+        if books.begun_s is None and any(isinstance(action, Dispatch) for action in actions):
+            books.begun_s = at_s
+            with law("the clock of the end runs from the first order"):
+                assert actions.pop(0) == WakeAt(books.end_s)
         self.alarms = {alarm for alarm in self.alarms if alarm > at_s}
         books.decided(at_s, actions, spy.asked)
         self._alarms(at_s, entry, spy.asked)
@@ -145,8 +145,8 @@ class Watch:
         moved = any(isinstance(action, Commit | Rollback | Dispatch) for action in entry.actions)
         with law("no alarm is set for the past, nor for now where nothing was done"):
             early = [alarm for alarm in new if alarm < at_s or (alarm == at_s and not moved)]
-            assert early == [] or early == [books.stop.seconds], f"{early} at {at_s}"
-        self.alarms.update(alarm for alarm in new if alarm != books.stop.seconds)
+            assert early == [] or early == [books.end_s], f"{early} at {at_s}"
+        self.alarms.update(alarm for alarm in new if alarm != books.end_s)
         if books.closing:
             return
         wake_s = asked[-1].verdict.wake_at_s
@@ -180,8 +180,14 @@ class Books:
         self.fate: dict[str, str] = {}
         self.halted: set[str] = set()
         self.version = self.commits = 0
-        self.closing = self.stopped = self.timed = False
+        self.closing = self.stopped = False
+        self.begun_s: float | None = None
         self.awaiting: set[str] = set()
+
+    @property
+    def end_s(self) -> float:
+        """When the clock ends the run, if nothing else does."""
+        return (self.begun_s or 0.0) + (math.inf if self.stop.seconds is None else self.stop.seconds)
 
     # What happens.
 
@@ -308,8 +314,8 @@ class Books:
             assert actions == []
 
     def _over(self, at_s: float) -> bool:
-        rounds, seconds = self.stop.rounds, self.stop.seconds
-        return (rounds is not None and self.commits >= rounds) or (seconds is not None and at_s >= seconds)
+        rounds = self.stop.rounds
+        return (rounds is not None and self.commits >= rounds) or (self.begun_s is not None and at_s >= self.end_s)
 
     def _not_over(self, at_s: float) -> None:
         with law("nothing is decided any more in a run that is over"):

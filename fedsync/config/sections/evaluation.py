@@ -207,8 +207,7 @@ class StopConfig(Section):
     """Number of commits, each of which makes a model version. Barriers that commit every arrival count each arrival."""
 
     seconds: Annotated[float, Field(gt=0)] | None = None
-    """Time since the server process of the run began, virtual or real [s]. The wait for silos counts too: if it takes
-    longer, the run ends without training."""
+    """Time since the first order, virtual or real [s]. The wait for silos before it does not count."""
 
     target_accuracy: float | None = None
     """Accuracy of an evaluated version at which the run ends. For most tasks it is a share above 0 and at most 1; tasks
