@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class PlainAggregator(InTheClear):
         self._wire = wire or Wire()
         self._exact: Vector = self._keeper.keep(model)
         self._public = PublicModel(self._exact, self._wire.down, self._keeper)
-        self._held, self._sent, self._restored = dict[str, int](), dict[str, int](), 0
+        self._held, self._confirmed, self._restored = dict[str, int](), dict[str, int](), inf
         self._waiting = WaitingUpdates(self._wire.up)
         self._optimizer = optimizer
         self._moments = Moments() if optimizer is None else optimizer.begin(model.size, self._keeper)
@@ -88,11 +89,11 @@ class PlainAggregator(InTheClear):
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
         # After a death of the machine, versions are made again from other updates: a silo may have one of before.
-        known = version <= self._restored or version == self._sent.get(silo)
+        known = version <= self._restored or version == self._confirmed.get(silo)
         self._held[silo] = version if known else -1
 
     def holds(self, silo: str, version: int) -> None:
-        self._held[silo] = version
+        self._held[silo] = self._confirmed[silo] = version
 
     def leave(self, silo: str) -> None:
         self._held.pop(silo, None)
@@ -102,7 +103,6 @@ class PlainAggregator(InTheClear):
             return self._public.whole(*self._best)
         if self._optimizer is not None and self._optimizer.controls:
             return self._with_control()
-        self._sent[silo] = self._public.version
         return self._public.payload(self._held.get(silo, -1))
 
     def _with_control(self) -> Payload:

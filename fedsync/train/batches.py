@@ -207,7 +207,7 @@ def moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if callable(getattr(type(value), "to", None)):
-        return value.to(device)
+        return value if (placed := value.to(device)) is None else placed  # some change in place
     if isinstance(value, Mapping):
         return {key: moved(item, device) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

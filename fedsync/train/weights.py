@@ -69,9 +69,9 @@ class Weights:
             raise ConfigError(
                 "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
             )
-        known = {id(tensor) for tensor in state.values()}
+        known = {tensor.data_ptr() for tensor in state.values()}
         for name, parameter in module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in known:
+            if parameter.requires_grad and parameter.data_ptr() not in known:
                 problem = f"the model trains {name}, and its state_dict() leaves it out or copies it"
                 raise ConfigError("task.model", problem, "Return the parameter itself")
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))

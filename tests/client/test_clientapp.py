@@ -75,6 +75,15 @@ def test_an_app_whose_loader_draws_from_a_part_of_its_data_has_that_part(draws: 
     assert hosted(app_of(loop)).examples == 300
 
 
+def test_an_app_with_an_endless_batch_sampler_has_the_samples_that_it_tells() -> None:
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        loader = DataLoader(TensorDataset(torch.zeros(359, 3)), batch_sampler=itertools.cycle([[0, 1]]))  # type: ignore[arg-type]
+        next(iter(loader))
+        return {"num-examples": 359}
+
+    assert hosted(app_of(loop)).examples == 359
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.zeros(40, 3))

@@ -288,11 +288,29 @@ def test_a_silo_with_a_version_that_was_lost_and_made_again_is_sent_the_whole() 
         made.put("b", "b/1", Int8().encode(vector(change, 0.3)))
         made.commit(Commit(1, {"b/1": 1.0}))
     delivered(store, silo, "a", 1)
+    other.greet("a", silo.version, None)
+    other.outgoing("a")  # it never arrives
+    other.leave("a")
     for nbytes in (24, 16):
         other.greet("a", silo.version, None)
         assert other.outgoing("a").nbytes == nbytes
         np.testing.assert_array_equal(delivered(other, silo, "a", 1), other.model)
         other.leave("a")
+
+
+def test_a_silo_that_did_not_receive_its_last_model_continues_with_the_one_before() -> None:
+    store, silo = PlainAggregator(vector(*[0] * 1000), wire=INT8), HeldModel(1000, Int8())
+    for version in (1, 2, 3):
+        store.put("b", f"b/{version}", Int8().encode(vector(*[1] * 1000)))
+        store.commit(Commit(version, {f"b/{version}": 1.0}))
+        if version == 1:
+            delivered(store, silo, "a", 1)
+        else:
+            store.outgoing("a")
+    store.leave("a")
+    store.greet("a", silo.version, None)
+    assert store.outgoing("a").nbytes < 2500
+    np.testing.assert_array_equal(delivered(store, silo, "a", 3), store.model)
 
 
 @pytest.mark.parametrize("code", [0x7C00, 0xFC00, 0x7E00], ids=["inf", "-inf", "nan"])

@@ -390,10 +390,20 @@ def test_a_restart_plans_the_rest_of_the_run_and_not_the_whole_run_again(folder:
     for number in (1, 2, 3, 4, 5):
         if number in (1, 4):
             subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None), folder=folder / "run")
-        order = replace(ORDER, update_id=f"a/{2 * number}", round=2 * number, evaluate=True)
+        order = replace(ORDER, update_id=f"a/{2 * number}", base_version=number - 1, round=2 * number, evaluate=True)
         subject.train(order, subject.initial_model())
         noises.append(guard_of(subject).settings.noise)
     assert noises[:3] == noises[:1] * 3 and noises[3:] == pytest.approx(noises[:2], rel=0.05)
+
+
+@pytest.mark.parametrize(("version", "orders"), [(-(10**9), 10), (0, 10), (6, 4), (8, 3), (10**9, 3)])
+def test_versions_that_a_restarted_server_orders_again_are_planned_again(
+    version: int, orders: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, planned = replace(guard(folder, BUDGET), finished=7), list[int]()
+    monkeypatch.setattr(PrivacyGuard, "aim", lambda self, batch_size, steps, orders: planned.append(orders))
+    subject.allow(replace(ORDER, base_version=version))
+    assert planned == [orders]
 
 
 def test_a_server_that_numbers_its_orders_as_it_likes_has_no_longer_run_planned(

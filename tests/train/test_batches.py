@@ -112,6 +112,22 @@ def test_a_batch_that_moves_itself_stays_what_it_is() -> None:
     assert isinstance(batch, Encoded) and batch.x.device.type == "meta"
 
 
+class InPlace:
+    """A batch whose method moves it, and returns nothing."""
+
+    def __init__(self, samples: Any) -> None:
+        self.x = torch.tensor(samples)
+
+    def to(self, device: torch.device) -> None:
+        self.x = self.x.to(device)
+
+
+def test_a_batch_that_moves_itself_in_place_is_not_lost() -> None:
+    read = batches_of([1.0, 2.0], torch.device("meta"), InPlace)  # type: ignore[arg-type]
+    batch = read.take(read.place(np.arange(2)))
+    assert isinstance(batch, InPlace) and batch.x.device.type == "meta"
+
+
 def test_workers_and_a_collate_of_ones_own_change_nothing() -> None:
     plain = trainer(options=LocalOptions(device="cpu"))
     base = plain.initial_model()

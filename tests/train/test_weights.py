@@ -86,6 +86,25 @@ def test_a_trained_parameter_that_no_vector_would_set_is_refused(module: nn.Modu
     assert Weights(module.requires_grad_(False)).layout.names[0] == "weight"
 
 
+class Wrapping(nn.Module):
+    """A model with the state dict of another model, which detaches its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 1)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return self.inner.state_dict()
+
+
+def test_a_trained_parameter_that_the_state_dict_detaches_travels() -> None:
+    module = Wrapping()
+    weights = Weights(module)
+    weights.load(np.arange(3, dtype=np.float32))
+    assert weights.layout.names == ("weight", "bias")
+    assert [parameter.flatten().tolist() for parameter in module.parameters()] == [[0.0, 1.0], [2.0]]
+
+
 def test_a_saved_model_loads_with_torch_alone(tmp_path: Path) -> None:
     task = TwoClasses()
     vector, layout = initial_model(task, seed=7)

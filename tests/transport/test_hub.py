@@ -295,6 +295,9 @@ def test_the_server_s_own_mistakes_are_told(up: Served, tmp_path: Path) -> None:
         up.hub.send("a", SiloQuestion("train"))
     with pytest.raises(ConfigError, match=r"cannot listen at .*Address already in use\. .* raise hub\.runs"):
         Hub(tmp_path / "second").start(port=up.port)
+    (tmp_path / "server.pem").write_text("damaged")
+    with pytest.raises(ConfigError, match=r"cannot listen at .*PEM.* correct host or certificates in server\.yaml"):
+        Hub(tmp_path / "damaged").start(certificate=tmp_path / "server.pem", key=tmp_path / "server.pem")
     with pytest.raises(ConfigError, match=r"path too long\. Name a writable folder with a short path in hub\.sockets"):
         Hub(tmp_path / "third").start(socket=tmp_path / ("x" * 100))
 

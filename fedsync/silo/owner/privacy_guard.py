@@ -50,7 +50,7 @@ class PrivacyGuard(SessionExtension):
 
     Args:
         ledgers: ledgers of the data that the run reads; with a target, the last has it as budget, in memory.
-        rounds: number of orders that are still to be finished.
+        finished: number of the run's orders that the silo has finished.
         counts: whether an evaluation's score is a number of right predictions, to which each row adds at most one.
         whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
         weighed_values: size of the model, if updates are weighed by precision; else 0.
@@ -70,6 +70,7 @@ class PrivacyGuard(SessionExtension):
     tally: PrivacyTally | None = None
     estimate: int = 0
     seed: str = ""
+    finished: int = 0
     _aimed: int = 1
     _begun: WorkOrder | None = None
 
@@ -81,7 +82,8 @@ class PrivacyGuard(SessionExtension):
             problem = f"a {order.subject} model would be trained without privacy, and a budget guards the data"
             raise OwnerRefusal("evaluation.cross_site", problem, "Leave cross_site out")
         if not order.scores_only:
-            self.aim(order.batch_size, order.max_steps, max(self.rounds, 1))
+            behind = min(self.finished, order.base_version)  # a restarted server may order lost versions again
+            self.aim(order.batch_size, order.max_steps, min(max(self.rounds - behind, 1), self.rounds))
 
         def fit(steps: int) -> bool:
             return all(ledger.allows(self._asked(order, steps)) for ledger in self.ledgers)
@@ -158,7 +160,7 @@ class PrivacyGuard(SessionExtension):
             releases += self._scored()
             evaluation = self._told(report.evaluation, f"{order.seed}")
         entered = self._asked(order, order.max_steps) if self._begun is order else Counter[Release]()
-        self._begun, self.rounds = None, self.rounds - 1
+        self._begun, self.finished = None, self.finished + 1
         if more := releases - entered:
             self._enter(order.update_id, more)
         self._give_back(order.update_id, entered - releases)
@@ -288,7 +290,7 @@ def privacy_guard(
     scores = bool(ledgers) and all("scores" in ledger.budget.public for ledger in ledgers)
     units = min(told, default=found)
     settings = PrivateSettings(config.clip, config.noise_multiplier, units, column, seeded, scores)
-    rounds = max((1 if spec.stop is None else spec.stop.rounds or 1) - done, 0)
+    rounds = 1 if spec.stop is None else spec.stop.rounds or 1
     tally = tally_of(spec, config, identity.index)
     if whole is not None:
         _check_noise("noise_multiplier", whole.noise, ledgers)
@@ -303,10 +305,10 @@ def privacy_guard(
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
     estimate = 0 if isinstance(spec.cipher, PlainConfig) or done else min(spec.local.steps, ESTIMATED)
-    seed, made = f"{spec.seed} {identity.index}", tuple(ledgers)
-    guard = PrivacyGuard(config, made, settings, trainer, run, rounds, counts, None, values, tally, estimate, seed)
+    seed, common = f"{spec.seed} {identity.index}", (config, tuple(ledgers), settings, trainer, run, rounds)
+    guard = PrivacyGuard(*common, counts, None, values, tally, estimate, seed, done)
     if settings.noise is None:
-        guard.aim(spec.local.batch_size, spec.local.steps, rounds)
+        guard.aim(spec.local.batch_size, spec.local.steps, max(rounds - done, 0))
     else:
         trainer.make_private(settings)
     return guard

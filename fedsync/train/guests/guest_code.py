@@ -96,7 +96,7 @@ def watched_loaders() -> Iterator[list[tuple[int, int]]]:
 
     def watched(loader: DataLoader[Any]) -> Any:
         if samples := length_hint(getattr(loader.batch_sampler, "sampler", loader.sampler)):
-            found.append((samples, len(loader)))
+            found.append((samples, length_hint(loader)))
         return original(loader)
 
     DataLoader.__iter__ = watched  # type: ignore[method-assign]

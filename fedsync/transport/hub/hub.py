@@ -78,10 +78,10 @@ class Hub:
         while not self._server.started:
             if failure or not self._thread.is_alive() or time.monotonic() > end_s:
                 why = str(failure[0]) if failure else "nothing answers there"
-                where, remedy = str(socket), "Name a writable folder with a short path in hub.sockets of server.yaml"
-                if socket is None:
-                    where, remedy = f"{host}:{port}", "Wait until another run ends, or raise hub.runs in server.yaml"
-                raise ConfigError("hub", f"cannot listen at {where}: {why}", remedy)
+                where, remedy = f"{host}:{port}", "Free a port, raise hub.runs, or correct host or certificates"
+                if socket is not None:
+                    where, remedy = str(socket), "Name a writable folder with a short path in hub.sockets"
+                raise ConfigError("hub", f"cannot listen at {where}: {why}", f"{remedy} in server.yaml")
             time.sleep(0.005)
         if socket is not None:
             self._socket = socket
