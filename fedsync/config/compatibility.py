@@ -57,13 +57,15 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
             problem = f"{sealed.colluding} of {silos} silos in {file} would be no minority"
             return f"{inner}.colluding", problem, f"Write at most {max((silos - 1) // 2, 1)}, or add silos"
     combiner, part = config.aggregation.combiner(), config.barrier.sampled(silos)
-    here = f"{file} has {silos} silos" if part == silos else f"a round has {part} of the {silos} silos in {file}"
+    there = f"{file} has {silos} silos"
+    here = there if part == silos else f"a round has {part} of the {silos} silos in {file}"
     if combiner is not None and combiner.least > part:
         problem = f"needs {combiner.least} updates as configured, and {here}"
         return "aggregation", problem, "Lower malicious and keep of krum, add silos, or raise share of fraction"
     for key, number in named.items():
-        if number > (most := silos if key == "min_silos" else part):
-            return key, f"{number}, and {here}", f"Write at most {most}, or add silos"
+        most, said = (silos, there) if key.endswith(("min_silos", "least")) else (part, here)
+        if number > most:
+            return key, f"{number}, and {said}", f"Write at most {most}, or add silos"
     return None
 
 

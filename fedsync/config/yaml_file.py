@@ -295,9 +295,8 @@ class YamlFile:
         path: list[str] = []
         node: Any = self.data
         for part in location:
-            if isinstance(node, Mapping) and part not in node and node.get("kind") == part:
-                continue
-            if str(part).startswith("~") or (part in _PLAIN_TYPES and not isinstance(node, Mapping)):
+            section = node if isinstance(node, Mapping) else {}
+            if str(part).startswith("~") or (part not in section and part in (section.get("kind"), *_PLAIN_TYPES)):
                 continue
             path.append(str(part))
             if isinstance(node, Mapping):

@@ -61,6 +61,14 @@ TOO_MANY = [
         "barrier.inner.count: 2, and a round has 1 of the 2 silos in the silo file. Write at most 1",
     ),
     (
+        ["min_silos=3", "barrier={kind: fraction, share: 0.5, inner: {kind: bsp}}"],
+        "min_silos: 3, and the silo file has 2 silos. Write at most 2",
+    ),
+    (
+        ["barrier={kind: fraction, share: 0.5, least: 3, inner: {kind: fraction, share: 0.3, inner: {kind: bsp}}}"],
+        "barrier.least: 3, and the silo file has 2 silos. Write at most 2",
+    ),
+    (
         ["barrier={kind: fraction, share: 0.5, inner: {kind: bsp}}", "cipher={kind: bfv, members: 2}"],
         "cipher.members: 2, and a round has 1 of the 2 silos in the silo file",
     ),

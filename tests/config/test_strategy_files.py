@@ -81,6 +81,11 @@ MISTAKES = [
         "{kind: csv, target: y, file: x, columns: {a: {gaps: [[]]}}}",
         *(10, "task.columns.a.gaps.0", "[] is not allowed", "Write a number or text"),
     ),
+    (
+        "{kind: digits}",
+        "{kind: csv, target: y, file: x, columns: {a: {gaps: [{b: 1}]}}}",
+        *(10, "task.columns.a.gaps.0", "{'b': 1} is not allowed", "Write a number or text"),
+    ),
     ("steps: 20", "optimizer: {kind: rprop, step_sizes: 1}", 5, "local.optimizer", "refuses step_sizes 1", "Correct"),
     ("steps: 20", "optimizer: {kind: adamw, betas: {a: 1}}", 5, "local.optimizer", "betas is no number", "Change it"),
     ("steps: 20", "optimizer: {kind: sgd, momentum: 1}", 5, "local.optimizer", "momentum 1 is not in 0..1", "0.9"),

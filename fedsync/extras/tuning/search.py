@@ -99,11 +99,11 @@ def candidates(
     """
     found, left = list[Candidate](), list[str]()
     for name in names:
-        own = StrategyConfig.load(name).model_dump(mode="json")
+        own = StrategyConfig.load(name)
         for tau in steps:
             for optimizer in optimizers:
                 try:
-                    found.append(_candidate(twin, base, own, name, tau, optimizer))
+                    found.append(_candidate(twin, base, own.model_dump(mode="json"), name, tau, optimizer))
                 except ValidationError as error:
                     left.append(f"{name}: {error.errors()[0]['msg'].removeprefix('Value error, ')}")
     return found, list(dict.fromkeys(left))
@@ -123,7 +123,9 @@ def _candidate(
     }
     if optimizer:
         data["server_optimizer"] = {"kind": optimizer}
-    barrier, interval_s = {**own["barrier"]}, None
+    barrier, interval_s = own["barrier"], None
+    while "inner" in barrier:
+        barrier = barrier["inner"]
     for key in {"lookahead", "floor", "min_steps", "max_steps"} & barrier.keys():
         barrier[key] = barrier[key] and max(round(barrier[key] * steps / own["local"]["steps"]), 1)
     if isinstance(barrier.get("interval"), dict) and barrier["interval"].get("kind") == "fixed":
@@ -132,7 +134,6 @@ def _candidate(
         )
         interval_s = float(f"{median(times):.3g}")
         barrier["interval"] = {"kind": "fixed", "interval_s": interval_s}
-    data["barrier"] = barrier
     return Candidate(name, steps, interval_s, optimizer, StrategyConfig.model_validate(data))
 
 

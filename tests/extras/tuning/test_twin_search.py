@@ -89,6 +89,13 @@ def test_steps_are_also_those_of_a_barrier_that_bounds_them(twin: Twin, kind: st
             assert getattr(one.config.barrier, bound) == getattr(shipped.barrier, bound) * one.steps // 20
 
 
+def test_steps_are_also_those_of_a_barrier_in_a_barrier(twin: Twin, tmp_path: Path) -> None:
+    own = StrategyConfig.load("elastic", ["barrier={kind: fraction, share: 0.5, inner: {kind: elastic, floor: 4}}"])
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own.model_dump(mode="json")))
+    (one,), _ = candidates(twin, twin.config, [str(tmp_path / "mine.yaml")], [40], [""])
+    assert one.config.barrier.innermost.floor == 8  # type: ignore[attr-defined]
+
+
 def test_a_candidate_keeps_the_plugin_of_its_own_policies(twin: Twin, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     sections = "stop: {rounds: 3}\nbalancer: {kind: fixed}\nbarrier: {kind: bsp}\ntask: {kind: digits}\n"
