@@ -379,7 +379,8 @@ class FakeCluster:
                     out.faults.append(f"version {version} goes back to {out.remembered}, which is not older")
             case WakeAt(at_s):
                 self._at(max(at_s, now_s), lambda fired_s: [TimerFired(fired_s)])
-                if at_s == (self._coordinator._state.begun_s or 0.0) + self._coordinator._policies.stop.seconds:
+                seconds = self._coordinator._policies.stop.seconds
+                if seconds is not None and at_s == (self._coordinator._state.begun_s or 0.0) + seconds:
                     self._end_s = at_s
             case Evaluate(version, names):
                 out.closing_s = min(out.closing_s, now_s)

@@ -1,5 +1,6 @@
 """A run of one case in one corner, and what was seen of it."""
 
+import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from zlib import crc32
 import pytest
 
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Dispatch
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import LocalWork
@@ -83,6 +85,13 @@ class Run:
     outcome: Outcome
     decisions: list[tuple[Decision, ...]]
     sizes: list[StateSize]
+
+    @property
+    def clock_end_s(self) -> float:
+        """When the clock ends the run, counted from the first order; infinite without such a rule."""
+        seconds = self.policies.stop.seconds
+        begun = (entry.at_s for entry in self.entries if any(isinstance(a, Dispatch) for a in entry.actions))
+        return math.inf if seconds is None else next(begun) + seconds
 
     @property
     def entries(self) -> list[JournalEntry]:

@@ -77,7 +77,7 @@ def alarms_go_off_now_and_then(run: Run) -> int:
                 wakes[action.at_s] += 1
         only_alarms = all(isinstance(event, TimerFired) for event in entry.events)
         idle += only_alarms and not any(isinstance(action, Probe) for action in entry.actions)
-    again = [at_s for at_s, count in wakes.items() if count > 1 and at_s != run.policies.stop.seconds]
+    again = [at_s for at_s, count in wakes.items() if count > 1 and at_s != run.clock_end_s]
     assert not again, f"alarms are set again for {again[:3]}"
     assert idle <= IDLE_ALARMS * (len(run.entries) - idle), f"{idle} of {len(run.entries)} entries are alarms only"
     return len(run.entries)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from math import inf
 
-from fedsync.core.actions import Commit, Evaluate, Stop, WakeAt
+from fedsync.core.actions import Commit, Dispatch, Evaluate, Stop, WakeAt
 from fedsync.core.events import UpdateArrived, WorkFailed
 from tests.laws.law import law
 from tests.laws.watched import Run
@@ -39,7 +39,7 @@ def a_run_ends_with_its_last_commit(run: Run) -> int:
     commits = len(run.outcome.actions(Commit))
     if wanted is None or run.outcome.actions(Stop)[0].failed:
         return 0
-    if run.outcome.closing_s >= run.corner.stop.get("seconds", inf):
+    if run.outcome.closing_s >= run.clock_end_s:
         assert commits < wanted
         return 0
     assert commits == wanted
@@ -54,11 +54,13 @@ def a_run_ends_when_its_time_is_over(run: Run) -> int:
     if seconds is None:
         assert not run.policies.stop.seconds
         return 0
-    assert any(isinstance(a, WakeAt) and a.at_s == seconds for a in run.entries[0].actions)
-    assert run.outcome.closing_s <= seconds + run.scenario.poll_s
+    end_s = run.clock_end_s
+    begun = next(entry for entry in run.entries if any(isinstance(a, Dispatch) for a in entry.actions))
+    assert any(isinstance(a, WakeAt) and a.at_s == end_s for a in begun.actions)
+    assert run.outcome.closing_s <= end_s + run.scenario.poll_s
     others = run.corner.stop.keys() - {"seconds"}
     if not others:
-        assert run.outcome.closing_s == seconds
+        assert run.outcome.closing_s == end_s
     return not others
 
 
@@ -81,7 +83,7 @@ def a_run_ends_with_the_accuracy_that_was_wanted(run: Run) -> int:
         if number < end and len(reached) == len(run.scenario.silos):
             late += sum(isinstance(event, UpdateArrived) for event in entry.events)
         found.append(set(reached))
-    assert run.outcome.closing_s < run.corner.stop["seconds"], "the target was never reached"
+    assert run.outcome.closing_s < run.clock_end_s, "the target was never reached"
     assert found[end], "no silo has found the target"
     assert late <= 2 * len(run.scenario.silos), f"{late} updates since all silos had found it"
     if run.config.barrier.most_ahead == 0:  # all evaluate each version, at the end of its round
@@ -95,7 +97,7 @@ def a_run_ends_when_patience_is_over(run: Run) -> int:
     patience, best = run.corner.stop.get("patience"), run.scenario.best_version
     if patience is None or run.scenario.sealed:
         return 0
-    assert run.outcome.closing_s < run.corner.stop["seconds"], "patience was endless"
+    assert run.outcome.closing_s < run.clock_end_s, "patience was endless"
     evaluated = {report.base_version for report in run.outcome.accepted.values()}
     assert len(evaluated) >= patience + 1, "fewer versions were evaluated than patience has"
     since = len({version for version in evaluated if version > best})
@@ -138,7 +140,7 @@ def a_run_ends_when_the_loss_changes_little(run: Run) -> int:
                 loss /= sum(held.values())
                 change = inf if before is None else abs(loss - before) / before
                 seen, before, checks = PassOfAll(), loss, checks + 1
-        over = change <= limit or entry.at_s >= run.corner.stop["seconds"]
+        over = change <= limit or entry.at_s >= run.clock_end_s
         assert over == (number >= end), f"the loss changed by {change} after {checks} checks, at {entry.at_s} s"
         if number == end:
             break
