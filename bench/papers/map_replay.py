@@ -119,7 +119,7 @@ class Replay:
         """Result of a run as trainings so far tell it, if that is all that matters."""
         for other, result in self._known.get(each.training, ()):
             if (other.cell, other.side) == (each.cell, each.side):
-                seen: Seen | None = _of(result)
+                seen: Seen | None = seen_of(result)
             elif other.side == each.side or (other.side.strategy == FEDAVG and each.side.strategy in ALIKE):
                 seen = self._replayed(each, result)
             else:
@@ -165,7 +165,8 @@ class Replay:
         return json.dumps(cell.cluster(self.learning.silos).entries())
 
 
-def _of(result: Result) -> Seen:
+def seen_of(result: Result) -> Seen:
+    """Outcome of a run for the search: seconds and rounds to the target, or that it was missed or given up."""
     if BEYOND in result:
         return Seen(result[BEYOND], more=True)
     return Seen(INF) if result["round"] is None else Seen(result["seconds"], rounds=result["round"])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.common import in_parallel, print_table, write_json
 from bench.papers.map_cells import BALANCED, BATCH, FEDAVG, TASKS, Cell, Side, pooled, sets
+from bench.papers.map_replay import seen_of
 from bench.papers.map_search import FRESH, LIMIT
 from bench.papers.map_tables import compared
 from bench.papers.target_runs import Job, carry_out
@@ -44,8 +45,7 @@ def seen(run: tuple[Run, float]) -> Seen:
     stop = f"stop={{rounds: 400, target: {{metric: loss, at_most: {loss!r}}}}}"
     changes = (*sets("heart", Side(strategy), cell, POINT, seed), stop)
     changes += (f"balancer.floor={floor}",) if floor else ()
-    result = carry_out(Job("seconds", strategy, changes, json.dumps(cell.cluster(HEART.silos).entries())))
-    return Seen(math.inf) if result["round"] is None else Seen(result["seconds"], rounds=result["round"])
+    return seen_of(carry_out(Job("seconds", strategy, changes, json.dumps(cell.cluster(HEART.silos).entries()))))
 
 
 def main() -> None:

@@ -277,7 +277,7 @@ class Coordinator:
         state = self._state
         state.judge(self._policies, state.scores.settle())
         if state.begun_s is not None:
-            self._set_alarm(actions, len(actions))
+            self._set_alarm(state.begun_s, actions, len(actions))
         reason = ""
         if state.closing is None and (paused := state.extensions.paused()):
             return paused
@@ -294,17 +294,17 @@ class Coordinator:
                 reason = self._ask_barrier(now_s, actions)
                 if state.begun_s is None and state.issued:
                     state.begun_s = now_s
-                    self._set_alarm(actions, before)
+                    self._set_alarm(now_s, actions, before)
                 if state.closing is None:
                     return reason
         if closing.advance(state, self._policies, self._current_plan, tuple(self._recent), now_s, actions):
             self._stop(state.closing, actions, failed=False)
         return reason or state.closing
 
-    def _set_alarm(self, actions: list[Action], place: int) -> None:
+    def _set_alarm(self, begun_s: float, actions: list[Action], place: int) -> None:
         state, seconds = self._state, self._policies.stop.seconds
         if not state.alarm_set and seconds is not None:
-            actions.insert(place, WakeAt((state.begun_s or 0.0) + seconds))
+            actions.insert(place, WakeAt(begun_s + seconds))
         state.alarm_set = True
 
     def _ask_barrier(self, now_s: float, actions: list[Action]) -> str:

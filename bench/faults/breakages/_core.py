@@ -73,7 +73,7 @@ CORE: Changes = {
         ),
         (
             "a-run-in-which-nothing-happens-does-not-end-in-time",
-            "            actions.insert(place, WakeAt((state.begun_s or 0.0) + seconds))\n",
+            "            actions.insert(place, WakeAt(begun_s + seconds))\n",
             "            pass\n",
         ),
         (

@@ -303,10 +303,10 @@ def privacy_guard(
         ledgers.append(PrivacyLedger("the run", target, own, spent=Counter(spent)).load())
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
-    values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
+    size = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
     estimate = 0 if isinstance(spec.cipher, PlainConfig) or done else min(spec.local.steps, ESTIMATED)
-    seed, common = f"{spec.seed} {identity.index}", (config, tuple(ledgers), settings, trainer, run, rounds)
-    guard = PrivacyGuard(*common, counts, None, values, tally, estimate, seed, done)
+    seed, made = f"{spec.seed} {identity.index}", tuple(ledgers)
+    guard = PrivacyGuard(config, made, settings, trainer, run, rounds, counts, None, size, tally, estimate, seed, done)
     if settings.noise is None:
         guard.aim(spec.local.batch_size, spec.local.steps, max(rounds - done, 0))
     else:
