@@ -25,7 +25,7 @@ class SklearnModel(nn.Module):
         classes: labels of a classifier.
 
     Raises:
-        ConfigError: the estimator is not linear.
+        ConfigError: the estimator is not linear, or each fit forgets the previous one.
     """
 
     def __init__(self, estimator: Any, features: int, classes: Sequence[Any] = ()) -> None:
@@ -41,6 +41,9 @@ class SklearnModel(nn.Module):
                 problem = f"{type(estimator).__name__} has no array {name}"
                 raise ConfigError("SklearnModel", problem, "Use a linear estimator that fits an intercept")
             self.register_buffer(name, torch.zeros(np.shape(value), dtype=torch.float64))
+        if not (hasattr(estimator, "partial_fit") or getattr(estimator, "warm_start", False)):
+            problem = f"{type(estimator).__name__} starts each fit anew, and would ignore the global model"
+            raise ConfigError("SklearnModel", problem, "Set warm_start=True, or use an estimator with partial_fit")
 
     @contextmanager
     def estimator(self) -> Iterator[Any]:

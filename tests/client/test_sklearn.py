@@ -75,6 +75,10 @@ def test_shapes_are_the_estimators(estimator: Any, classes: list[Any], shapes: A
     assert trainer.run(order(), trainer.initial_model(), Cursor()).update.any()
 
 
-def test_what_is_not_linear_says_so() -> None:
-    with pytest.raises(ConfigError, match="PCA has no array coef_"):
-        SklearnModel(PCA(), 4, [0, 1])
+@pytest.mark.parametrize(
+    ("estimator", "problem"),
+    [(PCA(), "PCA has no array coef_"), (LogisticRegression(), "LogisticRegression starts each fit anew")],
+)
+def test_an_estimator_that_cannot_continue_is_refused(estimator: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        SklearnModel(estimator, 4, [0, 1])
