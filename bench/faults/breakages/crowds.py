@@ -1,4 +1,4 @@
-"""Mutants of what spares a server work that has many silos, for `tests/flower` to notice."""
+"""Mutants of what spares a server work that has many silos, for these tests to notice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from bench.faults.breakages._core import Changes
 
 TESTS = (
     "tests/evaluation/test_metric_votes.py",
+    "tests/flower/test_grid_transport.py",
     "tests/server/test_outbox.py",
     "tests/config/test_user_config.py",
 )

@@ -111,9 +111,6 @@ _CHANGES: Changes = {
             "            self._lose(drop.silo, drop.at_s)\n",
         ),
     ),
-    "extras/page/run_view.py": (
-        ("the-clock-of-a-killed-run-goes-on", "0.0 if cut else time.monotonic()", "time.monotonic()"),
-    ),
     "server/operator_requests.py": (
         ("a-question-of-last-week-is-done", "if age_s > STALE_S else", "if age_s < 0 else"),
         (

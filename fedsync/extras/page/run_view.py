@@ -75,7 +75,7 @@ class RunView:
 
     def _shown(self, run: LiveRun) -> dict[str, Any]:
         ledger, steered, cut = run.ledger, run.steered, run.cut_off
-        quiet_s = 0.0 if cut else time.monotonic() - self._news_s
+        quiet_s = time.monotonic() - self._news_s
         summary, now_s = ledger.summary(), run.now_s(quiet_s)
         ended = ledger.stopped is not None
         state = "stopped" if ended else "cut off" if cut else "paused" if steered.paused else "running"
