@@ -114,8 +114,9 @@ class Priority(IntEnum):
     TIMER = 3
 
 
-QUIET_ENTRIES = 1000
-"""Journal entries without actions and without an order in work before a run is given up; plus ten for each silo."""
+LOSSES_IN_VAIN = 1000
+"""Losses of silos that leave no order in work, without an update in between, before a run is given up; plus ten for
+each silo."""
 
 SPARE_EPOCHS = 10
 """Epochs for each silo's predictor after a commit."""
@@ -160,11 +161,15 @@ class VirtualDriver:
             raise RunError(self._stop.reason)
 
     def _loop(self) -> None:
-        quiet, most_quiet = 0, QUIET_ENTRIES + 10 * len(self._machines)
+        losses, most_losses = 0, LOSSES_IN_VAIN + 10 * len(self._machines)
         while self._stop is None:
-            if not self._heap or quiet > most_quiet:
-                others = " but silos that come and go" if self._heap else ""
-                raise RunError(f"nothing is left to happen{others}, but the run has not ended")
+            if not self._heap:
+                raise RunError("nothing is left to happen, but the run has not ended")
+            if losses > most_losses:
+                raise RunError(
+                    f"silos were lost {losses} times, and no update arrived; make their presence longer, their crashes "
+                    "rarer, or the orders shorter, and let enough silos be there together"
+                )
             now_s, events = self._next_batch()
             if not events:
                 continue
@@ -175,7 +180,9 @@ class VirtualDriver:
                 self._carry_out(action, now_s)
             self._recorder.record(entry)
             self._committed = any(isinstance(action, Commit) for action in entry.actions)
-            quiet = 0 if entry.actions or self._backlog else quiet + 1
+            arrived = any(isinstance(event, UpdateArrived) for event in events)
+            lost = sum(isinstance(event, SiloLost) for event in events)
+            losses = 0 if arrived else losses + (0 if self._backlog else lost)
 
     def _push(self, at_s: float, happening: Any, priority: Priority) -> None:
         self._serial += 1

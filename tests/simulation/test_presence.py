@@ -222,11 +222,26 @@ def test_when_everybody_has_left_the_run_says_so(tmp_path: Path) -> None:
         simulate(tmp_path, machines({"speed": 100.0, "leaves_at_s": 10.0}), FIXED)
 
 
-def test_silos_that_come_and_go_without_work_do_not_keep_a_run_alive(tmp_path: Path) -> None:
-    """Two silos, one of which crashes for ever, and a barrier that waits for three."""
-    silos = machines({"speed": 100.0, "crashes": {"mtbf_s": 1.0, "repair_s": 1.0}}, {"speed": 100.0})
-    with pytest.raises(RunError, match="silos that come and go"):
-        simulate(tmp_path, silos, strategy(min_silos=3))
+@pytest.mark.parametrize(
+    ("other", "changes"),
+    [
+        ({"crashes": {"mtbf_s": 1.0, "repair_s": 1.0}}, {"min_silos": 3}),
+        ({"presence": {"for_s": 2.0, "every_s": 100.0}}, {}),
+    ],
+    ids=["the barrier waits for a third silo", "windows are shorter than an order"],
+)
+def test_silos_that_come_and_go_without_work_do_not_keep_a_run_alive(
+    other: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    silos = machines({"speed": 100.0, **other}, {"speed": 100.0, **other})
+    with pytest.raises(RunError, match=r"silos were lost 10\d\d times, and no update arrived"):
+        simulate(tmp_path, silos, strategy(**changes))
+
+
+def test_one_long_order_outlasts_the_crashes_of_another_silo(tmp_path: Path) -> None:
+    """One order of 640 samples takes 2,560 s, in which the other silo crashes some 1,280 times."""
+    silos = machines({"speed": 0.25}, {"speed": 100.0, "crashes": {"mtbf_s": 1.0, "repair_s": 1.0}})
+    assert len(commits(simulate(tmp_path, silos, strategy(stop={"rounds": 1})))) == 1
 
 
 # Reproducibility.
