@@ -77,7 +77,7 @@ def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() ->
                 ("papers/progress", ["--parts", "stragglers", "sampling"], ["-stragglers", "-sampling"]),
                 ("papers/time_to_target", ["--target", "0.3", "--clusters", "one-to-three", *TWO_STRATEGIES], [""]),
                 ("papers/map", [], [""]),
-                ("papers/smallest_batch", [], []),
+                ("papers/even_batches", [], []),
                 ("papers/lb_bsp", ["--tasks", "digits"], [""]),
                 ("papers/predictors", [], []),
                 ("papers/zipline", [], ["-search", "-training"]),

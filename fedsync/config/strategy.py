@@ -225,7 +225,7 @@ class StrategyConfig(StrategySections):
         return Policies(
             seed=self.seed,
             predictor=self.predictor,
-            predicts=sizing.balances or sizing.certain or self.barrier.needs_forecasts or self.predictor.learns,
+            predicts=sizing.balances or self.barrier.needs_forecasts or self.predictor.learns,
             sizing=replace(sizing, within=self.work_ratio),
             barrier=MinimumSilos(Resting(self.barrier if least == 1 else OpenableSums(self.barrier, least)), quorum),
             weigher=self.aggregation.weigher(self.solver),

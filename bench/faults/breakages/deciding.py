@@ -46,7 +46,7 @@ _POLICIES: Changes = {
         ("on-time-waits-for-the-slowest", "if view.now_s >= due_s and math", "if view.now_s < 0 and math"),
         (
             "on-time-stops-silos-that-are-as-fast-as-forecast",
-            "        if last_s <= (1 + self.slack) * right_s < math.inf:",
+            "        if last_s <= right_s + slack_s < math.inf:",
             "        if last_s < right_s < math.inf:",
         ),
         (

@@ -151,8 +151,8 @@ class OnTime(BarrierPolicy[OnTimeState]):
     A balancer can be wrong: in the first round no speeds are known, and later other jobs may use a machine. So this
     barrier measures the speed v_i of each silo in the current round: from the duration of its training if its update is
     in, else from its reported progress or its forecast. If all n samples of the round were shared in proportion to
-    speed, training would take T = n / sum_i v_i seconds.
-    - If all silos will finish within (1 + ``slack``) T, the barrier waits for all silos until this time.
+    speed, training would take T = n / sum_i v_i seconds. With the largest overhead o, the round would take T + o.
+    - If all silos will finish training within T + ``slack`` (T + o), the barrier waits for all silos until this time.
     - Otherwise the barrier tells all busy silos to stop after their current step: half a step of the slowest silo
       before T, or at once if this time has passed. Unprocessed samples come first in their next orders.
 
@@ -231,8 +231,9 @@ class OnTime(BarrierPolicy[OnTimeState]):
                 step_s = max(step_s, silo.order.batch_size / speed if speed > 0 else 0.0)
         speed = sum(speeds)
         right_s = total / speed if speed > 0 else math.inf
-        if last_s <= (1 + self.slack) * right_s < math.inf:
-            return state.begun_s + (1 + self.slack / 2) * right_s, state.begun_s + (1 + self.slack) * right_s
+        slack_s = self.slack * (right_s + max(silo.overhead_s for silo in view.silos.values()))
+        if last_s <= right_s + slack_s < math.inf:
+            return state.begun_s + right_s + slack_s / 2, state.begun_s + right_s + slack_s
         # Silos stop at the end of their current step, on average half a step later.
         return state.begun_s, state.begun_s + right_s - step_s / 2
 

@@ -53,6 +53,15 @@ def test_nobody_is_asked_who_is_expected_in_time() -> None:
     assert barrier.decide(state, view(silos, FIRST, now_s=3.24))[1].stop_now == ("b", "c")
 
 
+def test_beside_a_long_overhead_a_little_more_training_is_waited_for() -> None:
+    """b and c at 25 samples/s: 3 s are right, and they take 4 s. With 8 s of overhead, the slack is 10 % of 11 s."""
+    barrier, silos = OnTime(0.1, report_s=9.0), cluster(speed=25.0, overhead_s=8.0)
+    state, verdict = barrier.decide(BEGUN, view(silos, FIRST, now_s=3.0))
+    assert (verdict.probe, verdict.wake_at_s) == ((), pytest.approx(1 + 3 + 0.55))
+    verdict = barrier.decide(state, view(silos, FIRST, now_s=4.6))[1]
+    assert (verdict.probe, verdict.wake_at_s) == (("b", "c"), pytest.approx(1 + 3 + 1.1))
+
+
 def test_of_whom_nothing_is_known_counts_as_standing_still() -> None:
     """300 samples at a's 50 a second are 6 s."""
     state, verdict = OnTime(report_s=9.0).decide(BEGUN, view(cluster(), FIRST, now_s=3.0))

@@ -1,10 +1,10 @@
-"""Smallest batch on the task heart: seconds to the target of ``lb-bsp`` over FedAvg, by ``balancer.floor``.
+"""Even batch sizes on the task heart: seconds to the target of ``lb-bsp`` over FedAvg, by ``balancer.evenness``.
 
 A small batch has a noisy gradient, and the update of a slow silo counts as much as before. So balanced batches may need
-more rounds, which shorter rounds must make up for. A floor bounds this noise, and lengthens rounds.
+more rounds, which shorter rounds must make up for. `evenness` trades seconds of a round for more even sizes.
 
 Both sides do one step of rate 1, which is FedAvg's best setting in all of these cells of `map.py`, on the seeds that
-the map reports. A run that misses the target counts with four times the slowest run of FedAvg.
+the map reports and thirty more. A run that misses the target counts with four times the slowest run of FedAvg.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 
 from bench.common import in_parallel, print_table, write_json
-from bench.papers.map_cells import BALANCED, BATCH, FEDAVG, TASKS, Cell, Side, pooled, sets
+from bench.papers.map_cells import BALANCED, FEDAVG, TASKS, Cell, Side, pooled, sets
 from bench.papers.map_replay import seen_of
 from bench.papers.map_search import FRESH, LIMIT
 from bench.papers.map_tables import compared
@@ -24,12 +24,15 @@ from bench.papers.target_search import Point, Seen
 
 HEART = TASKS["heart"]
 POINT = Point(1, 1.0)
-FLOORS = (1, BATCH // 4, BATCH // 2)
-"""Smallest batches of a silo [samples]; all silos have `BATCH` on average."""
-CELLS = (Cell("10", 0.1), Cell("10", 1.0), Cell("10", 3.0), Cell("one slow", 0.1), Cell("one slow", 3.0))
+EVENNESS = (0.0, 0.1)
+CELLS = (
+    *(Cell("10", overhead) for overhead in (0.1, 1.0, 3.0)),
+    *(Cell("one slow", overhead) for overhead in (0.1, 3.0)),
+    Cell("3", 3.0),
+)
 
-Run = tuple[Cell, int, int]
-"""Cell, floor and seed; floor 0 is FedAvg's."""
+Run = tuple[Cell, float | None, int]
+"""Cell, evenness and seed; evenness None is FedAvg's."""
 
 
 def aim(seed: int) -> float:
@@ -40,11 +43,11 @@ def aim(seed: int) -> float:
 
 def seen(run: tuple[Run, float]) -> Seen:
     """Seconds and rounds to a loss."""
-    (cell, floor, seed), loss = run
-    strategy = BALANCED if floor else FEDAVG
+    (cell, evenness, seed), loss = run
+    strategy = FEDAVG if evenness is None else BALANCED
     stop = f"stop={{rounds: 400, target: {{metric: loss, at_most: {loss!r}}}}}"
     changes = (*sets("heart", Side(strategy), cell, POINT, seed), stop)
-    changes += (f"balancer.floor={floor}",) if floor else ()
+    changes += () if evenness is None else (f"balancer.evenness={evenness}",)
     return seen_of(carry_out(Job("seconds", strategy, changes, json.dumps(cell.cluster(HEART.silos).entries()))))
 
 
@@ -52,21 +55,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one cell, two seeds")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/smallest_batch.json"))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/even_batches.json"))
     options = parser.parse_args()
-    cells, seeds = (CELLS[:1], range(FRESH, FRESH + 2)) if options.quick else (CELLS, range(FRESH, FRESH + 10))
+    cells, seeds = (CELLS[:1], range(FRESH, FRESH + 2)) if options.quick else (CELLS, range(FRESH, FRESH + 40))
     aims = dict(zip(seeds, in_parallel(aim, list(seeds), options.processes), strict=True))
-    runs = [(cell, floor, seed) for cell in cells for floor in (0, *FLOORS) for seed in seeds]
+    runs = [(cell, evenness, seed) for cell in cells for evenness in (None, *EVENNESS) for seed in seeds]
     found = dict(zip(runs, in_parallel(seen, [(run, aims[run[2]]) for run in runs], options.processes), strict=True))
     rows, records = [], []
     for cell in cells:
-        base = {seed: found[cell, 0, seed] for seed in seeds}
+        base = {seed: found[cell, None, seed] for seed in seeds}
         cap_s = LIMIT * max(each.seconds for each in base.values() if math.isfinite(each.seconds))
-        for floor in FLOORS:
-            ratio = compared({seed: found[cell, floor, seed] for seed in seeds}, base, cap_s)
-            rows.append((cell.machines, f"{cell.overhead:g}", str(floor), str(ratio)))
-            records.append({"machines": cell.machines, "overhead": cell.overhead, "floor": floor, "ratio": str(ratio)})
-    print_table("lb-bsp over FedAvg", ["speeds", "overhead", "floor", "seconds = rounds x seconds a round"], rows)
+        for evenness in EVENNESS:
+            ratio = str(compared({seed: found[cell, evenness, seed] for seed in seeds}, base, cap_s))
+            rows.append((cell.machines, f"{cell.overhead:g}", f"{evenness:g}", ratio))
+            records.append({"machines": cell.machines, "overhead": cell.overhead, "evenness": evenness, "ratio": ratio})
+    columns = ["speeds", "overhead", "evenness", "seconds = rounds x seconds a round"]
+    print_table("lb-bsp over FedAvg", columns, rows)
     write_json(options.out, {"records": records})
 
 
