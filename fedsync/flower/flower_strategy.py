@@ -382,11 +382,9 @@ class FedSync(Shipped):
         if plan is None:
             return None
         if self._keys is None:
-            raise ConfigError(
-                "cipher.kind",
-                f"{plan.kind!r}, but the server was given no key file",
-                "Name the server.json that `fedsync keys issue` wrote in the run configuration, as `keys`",
-            )
+            problem = f"{plan.kind!r}, but the server was given no key file"
+            remedy = "Name the server.json that `fedsync keys issue` wrote in the run configuration, as `keys`"
+            raise ConfigError("cipher.kind", problem, remedy)
         from fedsync.cipher.keys.keywrap import read_server_file
 
         return read_server_file(self._keys.read_bytes(), str(self._keys))

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Tasks import torch. They are imported in `build`, so that a file validates without torch.
 
-
 _Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
