@@ -146,9 +146,8 @@ class ByOwner(Partition):
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         owners, place = np.unique(labels, return_inverse=True)
         if len(owners) < count:
-            raise ConfigError(
-                "task.partition", f"the samples of {len(owners)} owners are to go to {count} silos", "Use fewer silos"
-            )
+            problem = f"the samples of {len(owners)} owners are to go to {count} silos"
+            raise ConfigError("task.partition", problem, "Use fewer silos")
         seats = generator(seed, Stream.PARTITION).permutation(len(owners)) % count
         silo = seats[place.reshape(-1)]
         return [np.flatnonzero(silo == index) for index in range(count)]

@@ -66,9 +66,8 @@ class Weights:
         named: dict[str, Tensor] = {name: state[name] for name, owner in owners.items() if owner == name}
         self.ties: Mapping[str, str] = {name: owner for name, owner in owners.items() if owner != name}
         if not named or any(tensor.is_complex() for tensor in named.values()):
-            raise ConfigError(
-                "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
-            )
+            problem = "the model has complex tensors, or none at all"
+            raise ConfigError("task.model", problem, "Return a module with real parameters")
         known = {tensor.data_ptr() for tensor in state.values()}
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and parameter.data_ptr() not in known:

@@ -228,9 +228,8 @@ class CsvConfig(TaskSection):
         if self.files is None:
             return self
         if len(self.files) != silos or not 0 <= index < silos:
-            raise ConfigError(
-                "task.files", f"{len(self.files)} files for {silos} silos", "Name exactly one file per silo"
-            )
+            problem = f"{len(self.files)} files for {silos} silos"
+            raise ConfigError("task.files", problem, "Name exactly one file per silo")
         return replace(self, files=None, file=self.files[index])
 
     def relocated(self, locate: Callable[[str], str]) -> Self:

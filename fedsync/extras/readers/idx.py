@@ -52,9 +52,8 @@ class IdxSource(Source):
     def _pair(self, images: Path, labels: Path) -> Samples:
         pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64) - self.first_class
         if len(pixels) != len(classes):
-            raise ConfigError(
-                str(labels), f"{len(classes)} labels for the {len(pixels)} images of {images.name}", "Copy both again"
-            )
+            problem = f"{len(classes)} labels for the {len(pixels)} images of {images.name}"
+            raise ConfigError(str(labels), problem, "Copy both again")
         check_classes(labels, classes, self.classes)
         return Samples(pixels[:, None], classes)
 
