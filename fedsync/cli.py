@@ -169,9 +169,8 @@ def compare(
     names = [config.name for config in first_seeds]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(
-                "compare", f"two of the strategies are named {name!r}", "Give each file a name of its own"
-            )
+            problem = f"two of the strategies are named {name!r}"
+            raise ConfigError("compare", problem, "Give each file a name of its own")
     planned = [f"{each.name}-{number}" for each in first_seeds for number in range(each.seed, each.seed + seeds)]
     out = (whole := _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned)).path
     summaries: list[list[dict[str, Any]]] = []

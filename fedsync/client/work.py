@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -261,7 +262,8 @@ class _OrderLoader(DataLoader[T]):
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has
         if self._work.is_private and (self._private is not None or self._work.counts_elsewhere):
             return self._privately()
-        begin = self._by_those_who_stay if self.persistent_workers else super().__iter__
+        stays = self.persistent_workers
+        begin = partial(self._work.fetch, self.dataset, self._options) if stays else super().__iter__
         return begin() if self._work.counts_elsewhere else self._work.batches(_Lazily(begin))
 
     def _privately(self) -> Iterator[T]:
@@ -270,9 +272,6 @@ class _OrderLoader(DataLoader[T]):
             problem = "work.loader is read before the loop is private"
             raise ConfigError("privacy", problem, "Call work.private first, and let nothing else read the loader")
         yield from self._private
-
-    def _by_those_who_stay(self) -> Iterator[T]:
-        return self._work.fetch(self.dataset, self._options)
 
 
 class _PrivateLoader(_OrderLoader[T]):

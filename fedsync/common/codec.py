@@ -99,7 +99,12 @@ def _members(kind: Any) -> tuple[list[Any], bool] | None:
 def _encoder(kind: Any) -> Coder:
     union, origin, arguments = _members(kind), typing.get_origin(kind), typing.get_args(kind)
     if union is not None:
-        return _union_encoder(*union)
+        members, optional = union
+        if len(members) == 1:
+            inner = _encoder(members[0])
+            return lambda value: None if value is None else inner(value)
+        tagged = {each: _object_encoder(each, {_TAG: each.__name__}) for each in members}
+        return lambda value: None if optional and value is None else tagged[type(value)](value)
     if origin is tuple:
         item = _encoder(arguments[0])
         return lambda value: [item(each) for each in value]
@@ -119,14 +124,6 @@ def _in_short(value: float) -> int | float | str:
     if -_EXACT < value < _EXACT and value == int(value) and (value or math.copysign(1, value) > 0):
         return int(value)
     return value if math.isfinite(value) else str(value)
-
-
-def _union_encoder(members: list[Any], optional: bool) -> Coder:
-    if len(members) == 1:
-        inner = _encoder(members[0])
-        return lambda value: None if value is None else inner(value)
-    tagged = {each: _object_encoder(each, {_TAG: each.__name__}) for each in members}
-    return lambda value: None if optional and value is None else tagged[type(value)](value)
 
 
 def _object_encoder(kind: type, start: dict[str, Any]) -> Coder:

@@ -28,11 +28,9 @@ def shown(text: object, most: int | None = MOST_CHARACTERS) -> str:
         line = f"{line[:half]} [{len(line) - 2 * half} characters left out] {line[len(line) - half :]}"
     # Tabs separate words in Flower's messages. All characters that reorder text count as not printable.
     line = line.replace("\t", " ")
-    return (
-        line
-        if line.isprintable()
-        else "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
-    )
+    if line.isprintable():
+        return line
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
 def escape(text: object) -> str:

@@ -35,9 +35,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-import psutil
-
-from fedsync.common.processes import INTERPRETER, start_apart
+from fedsync.common.processes import INTERPRETER, alive, start_apart
 
 FORK_SERVER = "FEDSYNC_FORK_SERVER"
 """Environment variable: socket of the fork server for resident trainers, if there is a fork server."""
@@ -75,12 +73,9 @@ class ForkedProcess:
         self._line = line
         line.setblocking(False)  # a child of the fork may keep the connection open
         self._code: int | None = None
-        self._process: psutil.Process | None = None
-        with suppress(psutil.NoSuchProcess):
-            self._process = psutil.Process(self.pid)
 
     def poll(self) -> int | None:
-        if self._code is None and not self._is_alive():
+        if self._code is None and not alive(self.pid):
             with self._line, suppress(OSError):
                 self._said += self._line.recv(_MOST_ANSWER)
             self._code = int(self._said or _UNKNOWN)
@@ -90,11 +85,6 @@ class ForkedProcess:
         while (code := self.poll()) is None:
             time.sleep(_PAUSE_S)
         return code
-
-    def _is_alive(self) -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return self._process is not None and self._process.status() != psutil.STATUS_ZOMBIE
-        return False
 
 
 def fork(path: Path, command: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:

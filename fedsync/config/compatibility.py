@@ -72,11 +72,9 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
 def simulated(config: AnyStrategy) -> AnyStrategy:
     """Return the strategy; raises `ConfigError` if it queues orders, which Flower's simulation engine cannot do."""
     if config.barrier.queues:
-        raise ConfigError(
-            "barrier",
-            "it queues orders at silos, and Flower's simulation engine sends each silo one message at a time",
-            "Add --runtime local or --runtime virtual, or use the barrier without overlap",
-        )
+        problem = "it queues orders at silos, and Flower's simulation engine sends each silo one message at a time"
+        remedy = "Add --runtime local or --runtime virtual, or use the barrier without overlap"
+        raise ConfigError("barrier", problem, remedy)
     return config
 
 

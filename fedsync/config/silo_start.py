@@ -130,7 +130,6 @@ _Data = Annotated[
     Discriminator(lambda given: "~names" if isinstance(given, Mapping) else "~folders"),
 ]
 
-
 _Privacy = (
     Annotated[
         Annotated[BudgetConfig, Tag("~budget")] | Annotated[dict[str, BudgetConfig], Tag("~names")],

@@ -57,7 +57,6 @@ def _checked(data: Any) -> Any:
 UserConfig = Annotated[dict[str, bool | int | float | str], BeforeValidator(_checked)]
 """Numbers, text and booleans by name, within the size limits of messages."""
 
-
 OptimizerName = Literal[
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "muon", "nadam", "radam", "rmsprop", "rprop",
     "sgd",
@@ -71,16 +70,13 @@ _NAMES = get_args(OptimizerName)
 
 
 def _optimizer(given: Any) -> str | dict[str, _Keyword]:
-    if isinstance(given, Mapping):
-        if given.get("kind") not in _NAMES:
-            raise ValueError(f"its kind is {given.get('kind')!r}; {near_miss(str(given.get('kind')), _NAMES)}")
-    elif given not in _NAMES:
-        names = " or ".join(f"'{name}'" for name in _NAMES)
-        raise PydanticCustomError("literal_error", "one of {expected}", {"expected": names})
-    return _keywords(given) if isinstance(given, Mapping) else str(given)
-
-
-def _keywords(given: Mapping[str, Any]) -> dict[str, _Keyword]:
+    if not isinstance(given, Mapping):
+        if given not in _NAMES:
+            names = " or ".join(f"'{name}'" for name in _NAMES)
+            raise PydanticCustomError("literal_error", "one of {expected}", {"expected": names})
+        return str(given)
+    if given.get("kind") not in _NAMES:
+        raise ValueError(f"its kind is {given.get('kind')!r}; {near_miss(str(given.get('kind')), _NAMES)}")
     try:
         return _KEYWORDS.validate_python(given, strict=True)
     except ValidationError as error:

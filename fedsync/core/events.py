@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsync.core.operator.operator_commands import OperatorQuestion
-from fedsync.core.orders import (
-    Evaluation,
-    PooledFigures,
-    SiloFacts,
-    Split,
-    Subject,
-    UpdateMeta,
-    WorkReport,
-)
+from fedsync.core.orders import Evaluation, PooledFigures, SiloFacts, Split, Subject, UpdateMeta, WorkReport
 
 
 @dataclass(frozen=True, slots=True)

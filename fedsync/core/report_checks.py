@@ -60,7 +60,6 @@ MAX_SCORE = 1e6
 MAX_LOSS = 1e30
 """Bound of one sample's loss and of a negative score: squared errors are unbounded, but their sums must stay finite."""
 
-
 MAX_STATISTICS = 16
 
 MAX_SUMS = 16_384

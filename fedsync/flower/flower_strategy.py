@@ -249,9 +249,8 @@ class FedSync(Shipped):
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
         if plan is not None and given is not None and config.evaluation.cross_site is not None:
             remedy = "Begin with the task's own model, or leave it out"
-            raise ConfigError(
-                "evaluation.cross_site", "silos of an encrypted run forget the model that was given", remedy
-            )
+            problem = "silos of an encrypted run forget the model that was given"
+            raise ConfigError("evaluation.cross_site", problem, remedy)
         policies, metrics = run.policies(), SiloMetrics(*self._aggregates)
         policies = metrics.joined(policies, sealed=plan is not None and plan.seal_metrics)
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
@@ -382,11 +381,9 @@ class FedSync(Shipped):
         if plan is None:
             return None
         if self._keys is None:
-            raise ConfigError(
-                "cipher.kind",
-                f"{plan.kind!r}, but the server was given no key file",
-                "Name the server.json that `fedsync keys issue` wrote in the run configuration, as `keys`",
-            )
+            problem = f"{plan.kind!r}, but the server was given no key file"
+            remedy = "Name the server.json that `fedsync keys issue` wrote in the run configuration, as `keys`"
+            raise ConfigError("cipher.kind", problem, remedy)
         from fedsync.cipher.keys.keywrap import read_server_file
 
         return read_server_file(self._keys.read_bytes(), str(self._keys))

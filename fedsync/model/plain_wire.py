@@ -34,7 +34,6 @@ from fedsync.model.transfer import Payload
 MAX_MAGNITUDE = 1e30
 """Largest accepted value of an update: sums over any number of silos stay finite in float32."""
 
-
 Draws = np.random.Generator | None
 """Source of stochastic rounding; None rounds to the nearest."""
 

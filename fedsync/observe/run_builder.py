@@ -47,16 +47,13 @@ class RunBuilder:
     trains: bool = True
 
     def policies(self) -> Policies:
-        if not self.trains:
-            return replace(self._policies(), cross_site=None)  # without training there are no models to compare
-        return self._policies()
-
-    def _policies(self) -> Policies:
-        if self.cluster is None:
-            return self.config.policies()
-        # Only simulated machines can join late; real processes that emulate machines start with the run.
-        virtual = self.runtime == "virtual"
-        return self.config.policies(self.cluster.at_start if virtual else len(self.cluster.silos))
+        silos = None
+        if self.cluster is not None:
+            # Only simulated machines can join late; real processes that emulate machines start with the run.
+            silos = self.cluster.at_start if self.runtime == "virtual" else len(self.cluster.silos)
+        policies = self.config.policies(silos)
+        # Without training there are no models to compare.
+        return policies if self.trains else replace(policies, cross_site=None)
 
     def spec(self) -> RunSpec:
         if self.cluster is not None:

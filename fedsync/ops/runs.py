@@ -188,14 +188,10 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         for stale in (PID_FILE, ERROR_FILE, SUMMARY):
             (folder / stale).unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
-        here = _paths_here(record.settings, folder)
-        hand_over(config, folder, {**here, "keys": config.keys or "", "resume": resume})
-
-
-def _paths_here(settings: Mapping[str, str | float], folder: Path) -> dict[str, str | float]:
-    """Return the settings with the present paths of a run's folder, which may have moved since the start."""
-    paths = {"strategy": folder / STRATEGY_FILE, "silos": folder / _SILOS, "out": folder, "control": folder}
-    return {**settings, **{key: str(path) for key, path in paths.items() if settings.get(key)}}
+        # The folder may have moved since the start.
+        paths = {"strategy": folder / STRATEGY_FILE, "silos": folder / _SILOS, "out": folder, "control": folder}
+        here = {key: str(path) for key, path in paths.items() if record.settings.get(key)}
+        hand_over(config, folder, {**record.settings, **here, "keys": config.keys or "", "resume": resume})
 
 
 def _check_idle(folder: Path, *, died: bool) -> None:

@@ -12,6 +12,7 @@ import pickle
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any, Self
@@ -151,19 +152,16 @@ class _NamedPickler(pickle.Pickler):
         return place
 
     def reducer_override(self, value: Any) -> Any:
-        names = _field_names(type(value))
+        kind: type = type(value)
+        names = _field_names(kind)
         if names is None:
             return NotImplemented
-        return _value, (type(value), {name: getattr(value, name) for name in names})
+        return _value, (kind, {name: getattr(value, name) for name in names})
 
 
+@cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    if kind not in _NAMES:
-        _NAMES[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
-    return _NAMES[kind]
-
-
-_NAMES: dict[type, tuple[str, ...] | None] = {}
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 class _NamedUnpickler(pickle.Unpickler):

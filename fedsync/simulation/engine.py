@@ -232,7 +232,8 @@ class VirtualDriver:
                 self._aggregator.commit(action)
                 self._ask_questions()
                 if self._aggregator.wants_snapshot:
-                    self._take_snapshot()
+                    name, worker = max(self._workers.items(), key=lambda item: item[1].replica.holds)
+                    self._aggregator.put_snapshot(name, worker.replica.holds, worker.replica.snapshot())
             case Discard(update_id, _):
                 self._aggregator.discard(update_id)
             case KeepBest(score):
@@ -368,8 +369,3 @@ class VirtualDriver:
                     self._aggregator.give_up(silo)
                     break
                 self._aggregator.answer(silo, self._workers[silo].replica.answer(question))
-
-    def _take_snapshot(self) -> None:
-        name = max(self._workers, key=lambda silo: self._workers[silo].replica.holds)
-        replica = self._workers[name].replica
-        self._aggregator.put_snapshot(name, replica.holds, replica.snapshot())

@@ -176,9 +176,8 @@ class CsvTask(Task):
 
     def _rows(self, slot: SiloSlot) -> TableRows:
         if not self._everywhere and slot.count != len(self._files):
-            raise ConfigError(
-                "task.files", f"{len(self._files)} files for {slot.count} silos", "Name exactly one file per silo"
-            )
+            problem = f"{len(self._files)} files for {slot.count} silos"
+            raise ConfigError("task.files", problem, "Name exactly one file per silo")
         table = read_table(self._files[0 if self._everywhere else slot.index])
         columns = tuple(
             read_column(table, name, self._rules.get(name, PLAIN), named=name in self._rules, by_row=self._by_row)

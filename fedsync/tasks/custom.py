@@ -22,21 +22,16 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
     try:
         inspect.signature(task_class).bind(**options)
     except TypeError as error:
-        raise ConfigError(
-            f"{path}, class {told(task_class.__name__)}",
-            f"the options {sorted(options)} do not fit: {tell(error)}",
-            f"It takes {told(str(inspect.signature(task_class)))}; correct task.options",
-        ) from error
+        problem = f"the options {sorted(options)} do not fit: {tell(error)}"
+        remedy = f"It takes {told(str(inspect.signature(task_class)))}; correct task.options"
+        raise ConfigError(f"{path}, class {told(task_class.__name__)}", problem, remedy) from error
     try:
         return task_class(**options)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(
-            place_of(path, error),
-            f"making a {told(task_class.__name__)} failed: {tell(error)}",
-            "Correct the file or its options",
-        ) from error
+        problem = f"making a {told(task_class.__name__)} failed: {tell(error)}"
+        raise ConfigError(place_of(path, error), problem, "Correct the file or its options") from error
 
 
 def _only_task(module: ModuleType, path: Path) -> type[Task]:
@@ -47,9 +42,6 @@ def _only_task(module: ModuleType, path: Path) -> type[Task]:
     ]
     if len(found) != 1:
         names = ", ".join(value.__name__ for value in found) or "none"
-        raise ConfigError(
-            str(path),
-            f"one subclass of fedsync.tasks.task_protocol.Task is expected, found: {told(names)}",
-            "Define exactly one in the file; put others in a file of their own",
-        )
+        problem = f"one subclass of fedsync.tasks.task_protocol.Task is expected, found: {told(names)}"
+        raise ConfigError(str(path), problem, "Define exactly one in the file; put others in a file of their own")
     return found[0]

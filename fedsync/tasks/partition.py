@@ -73,11 +73,8 @@ class Dirichlet(Partition):
         try:
             return _deal("DirichletPartitioner", labels, count, seed, **_BY_LABEL, **options)
         except ValueError as error:
-            raise ConfigError(
-                "task.partition.alpha",
-                f"{self.alpha} left one of {count} silos nearly without data in every one of ten draws",
-                "Raise alpha, or use fewer silos",
-            ) from error
+            problem = f"{self.alpha} left one of {count} silos nearly without data in every one of ten draws"
+            raise ConfigError("task.partition.alpha", problem, "Raise alpha, or use fewer silos") from error
 
 
 @register("pathological")
@@ -104,11 +101,8 @@ class Pathological(Partition):
         classes = int(ranks.max()) + 1
         block = self.classes_per_silo if classes % self.classes_per_silo == 0 else 1
         if self.classes_per_silo > classes:
-            raise ConfigError(
-                "task.partition.classes_per_silo",
-                f"{self.classes_per_silo} is more than the {classes} classes there are",
-                "Write fewer",
-            )
+            problem = f"{self.classes_per_silo} is more than the {classes} classes there are"
+            raise ConfigError("task.partition.classes_per_silo", problem, "Write fewer")
         options = {
             "num_classes_per_partition": self.classes_per_silo // block,
             "class_assignment_mode": "deterministic",
@@ -116,11 +110,8 @@ class Pathological(Partition):
         try:
             return _deal("PathologicalPartitioner", ranks // block, count, seed, **_BY_LABEL, **options)
         except ValueError as error:
-            raise ConfigError(
-                "task.partition.classes_per_silo",
-                f"some classes have fewer samples than the silos that are to share them: {error}",
-                "Use fewer silos",
-            ) from error
+            problem = f"some classes have fewer samples than the silos that are to share them: {error}"
+            raise ConfigError("task.partition.classes_per_silo", problem, "Use fewer silos") from error
 
 
 @register("shards")
@@ -138,11 +129,8 @@ class Shards(Partition):
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
         if count * self.shards_per_silo > len(labels):
-            raise ConfigError(
-                "task.partition.shards_per_silo",
-                f"{count} silos of {self.shards_per_silo} shards are more shards than the {len(labels)} samples",
-                "Write fewer, or use fewer silos",
-            )
+            problem = f"{count} silos of {self.shards_per_silo} shards are more shards than the {len(labels)} samples"
+            raise ConfigError("task.partition.shards_per_silo", problem, "Write fewer, or use fewer silos")
         options = {"num_shards_per_partition": self.shards_per_silo, "seed": derive_seed(seed, Stream.PARTITION)}
         return _deal("ShardPartitioner", labels, count, seed, **_BY_LABEL, **options)
 
@@ -158,9 +146,8 @@ class ByOwner(Partition):
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         owners, place = np.unique(labels, return_inverse=True)
         if len(owners) < count:
-            raise ConfigError(
-                "task.partition", f"the samples of {len(owners)} owners are to go to {count} silos", "Use fewer silos"
-            )
+            problem = f"the samples of {len(owners)} owners are to go to {count} silos"
+            raise ConfigError("task.partition", problem, "Use fewer silos")
         seats = generator(seed, Stream.PARTITION).permutation(len(owners)) % count
         silo = seats[place.reshape(-1)]
         return [np.flatnonzero(silo == index) for index in range(count)]

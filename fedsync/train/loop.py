@@ -260,6 +260,5 @@ def check_loss(loss: object) -> None:
     if not loss.requires_grad:
         raise ConfigError(place, "it returned a loss without a gradient", remedy)
     if loss.numel() != 1:
-        raise ConfigError(
-            place, f"the loss has the shape {tuple(loss.shape)}", "Return a scalar: the mean over the batch"
-        )
+        problem = f"the loss has the shape {tuple(loss.shape)}"
+        raise ConfigError(place, problem, "Return a scalar: the mean over the batch")

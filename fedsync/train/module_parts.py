@@ -21,7 +21,8 @@ def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, p
     """Divide a module as in `divide`; also `ConfigError` for a tensor without a shape, or a shared one not finite."""
     check_built(module)
     state = module.state_dict(keep_vars=True)
-    facts = {name: TensorFacts(id(tensor), _trained(tensor)) for name, tensor in state.items()}
+    trained = {name: not isinstance(each, nn.Parameter) or each.requires_grad for name, each in state.items()}
+    facts = {name: TensorFacts(id(tensor), trained[name]) for name, tensor in state.items()}
     parts = divide(facts, run, own, place)
     check_finite({name: state[name] for name in parts.shared})
     return parts
@@ -40,10 +41,6 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             problem = f"the first model's {name} has values that are not finite, such as -inf, and these cannot travel"
             remedy = "Keep a constant out of the state dict: register_buffer(..., persistent=False); or use -1e9"
             raise ConfigError("task.model", problem, remedy)
-
-
-def _trained(tensor: Tensor) -> bool:
-    return not isinstance(tensor, nn.Parameter) or tensor.requires_grad
 
 
 class FrozenTensors:

@@ -62,7 +62,8 @@ class LocalOptions:
         """Make a new optimizer, with a learning rate that orders replace; with ``tried``, it also makes a step, since
         PyTorch checks some values only there. Raises `ConfigError` for an unknown kind or keyword, or a refused value.
         """
-        kind, own = _split(self.optimizer)
+        given = {"kind": self.optimizer} if isinstance(self.optimizer, str) else self.optimizer
+        kind, own = given["kind"], {name: value for name, value in given.items() if name != "kind"}
         short = {name: value for name in ("momentum", "weight_decay") if (value := getattr(self, name))}
         allowed, keywords = keywords_of(kind), {**short, **own}
         for name in short:
@@ -80,15 +81,10 @@ class LocalOptions:
             if tried:
                 made.step()
         except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            told = ", ".join(f"{name} {value}" for name, value in keywords.items()) or "the model"
             text = " ".join(str(error).split()).replace(";", ",")
-            raise ConfigError(PLACE, f"{kind} refuses {_told(keywords)}: {text}", "Correct the value") from error
+            raise ConfigError(PLACE, f"{kind} refuses {told}: {text}", "Correct the value") from error
         return made
-
-
-def _split(optimizer: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(optimizer, str):
-        return optimizer, {}
-    return optimizer["kind"], {name: value for name, value in optimizer.items() if name != "kind"}
 
 
 PLACE = "local.optimizer"
@@ -119,7 +115,3 @@ def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer
         "step": torch.no_grad()(inspect.unwrap(kind.step)),
     }
     return type(kind.__name__, (kind,), methods)
-
-
-def _told(keywords: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in keywords.items()) or "the model"

@@ -66,9 +66,8 @@ class Weights:
         named: dict[str, Tensor] = {name: state[name] for name, owner in owners.items() if owner == name}
         self.ties: Mapping[str, str] = {name: owner for name, owner in owners.items() if owner != name}
         if not named or any(tensor.is_complex() for tensor in named.values()):
-            raise ConfigError(
-                "task.model", "the model has complex tensors, or none at all", "Return a module with real parameters"
-            )
+            problem = "the model has complex tensors, or none at all"
+            raise ConfigError("task.model", problem, "Return a module with real parameters")
         known = {tensor.data_ptr() for tensor in state.values()}
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and parameter.data_ptr() not in known:
@@ -79,9 +78,10 @@ class Weights:
         say_rounded(rounded(named))
         # Names are attribute paths in the module, unless the module overrides its state dict.
         self._paths = [attrgetter(name) for name in named]
-        self._by_path = all(
-            _is_at(path, module, tensor) for path, tensor in zip(self._paths, named.values(), strict=True)
-        )
+        try:
+            self._by_path = all(path(module) is each for path, each in zip(self._paths, named.values(), strict=True))
+        except AttributeError:
+            self._by_path = False
         tensors = [tensor.detach() for tensor in named.values()]
         # A vector on the device, cut to views once, so that an order costs one small copy per tensor; not for a CPU.
         self._flat: Tensor | None = None
@@ -126,13 +126,6 @@ class Weights:
             return [path(self._module).detach() for path in self._paths]
         state = self._module.state_dict()
         return [state[name] for name in self.layout.names]
-
-
-def _is_at(path: attrgetter[Tensor], module: nn.Module, tensor: Tensor) -> bool:
-    try:
-        return path(module) is tensor
-    except AttributeError:
-        return False
 
 
 def _set(tensor: Tensor, values: Tensor) -> None:
@@ -265,18 +258,12 @@ def save_state(path: Path, state: Mapping[str, Tensor], mode: int | None = None)
     """Write a state dict atomically, as ``torch.load(path, weights_only=True)`` reads it on any machine. ``mode`` is
     the file's, None for the default; `ConfigError` if the file cannot be written.
     """
+    # A file of a GPU's tensors needs a GPU to load. Tied tensors stay one.
+    moved, on_cpu = dict[object, Tensor](), dict[str, Tensor]()
+    for name, tensor in state.items():
+        one = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        if one not in moved:
+            moved[one] = tensor.cpu()
+        on_cpu[name] = moved[one]
     with written_atomically(path, mode) as file:
-        torch.save(_on_cpu(state), file)
-
-
-def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU: a file of a GPU's tensors needs a GPU to load. Tied tensors stay one."""
-    moved = dict[object, Tensor]()
-    for tensor in state.values():
-        if _identity(tensor) not in moved:
-            moved[_identity(tensor)] = tensor.cpu()
-    return {name: moved[_identity(tensor)] for name, tensor in state.items()}
-
-
-def _identity(tensor: Tensor) -> object:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        torch.save(on_cpu, file)

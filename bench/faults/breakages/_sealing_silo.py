@@ -104,7 +104,7 @@ SILO: Changes = {
         ),
         (
             "metrics-are-told-digit-by-digit",
-            "told = {name: _rounded(value)",
+            "told = {name: published(value)",
             "told = {name: value",
         ),
         (

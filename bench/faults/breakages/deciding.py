@@ -176,8 +176,8 @@ _POLICIES: Changes = {
         ),
         (
             "fsp-drops-what-is-in-time",
-            "late = meta.base_version < view.version",
-            "late = meta.base_version <= view.version",
+            "if meta.base_version < view.version]",
+            "if meta.base_version <= view.version]",
         ),
         (
             "fsp-lets-silos-train-until-the-deadline-and-answer-after-it",

@@ -27,7 +27,6 @@ logger = foreign.logger(__name__)
 
 _NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled"}  # content of a checkpoint besides received updates
 
-
 Masks = tuple[bytes, frozenset[str]]
 
 

@@ -42,14 +42,12 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.orders import Evaluation, PooledFigures, Score
 from fedsync.core.report_checks import usable
-from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, number
+from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, number, published
 from fedsync.evaluation.version_scores import Leader, Selection
 from fedsync.model.chunked_arrays import digest, file_part, map_file, pieces
 from fedsync.model.layout import Vector
 
 logger = foreign.logger(__name__)
-
-_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +178,12 @@ def fewest(quorum: int) -> int:
 
 def _score(version: int, found: Evaluation, metrics: Sequence[AnyMetric]) -> Score:
     numbers = {each.name: number(each, np.array(found.sums[each.statistic.key])) for each in metrics}
-    told = {name: _rounded(value) for name, value in numbers.items() if value is not None}
+    told = {name: published(value) for name, value in numbers.items() if value is not None}
     return Score(version, _mean(found.correct, found.samples), _mean(found.loss, found.samples), told)
 
 
 def _mean(total: float | None, of: int) -> float | None:
-    return None if total is None else _rounded(total / of)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS - 1}e}")
+    return None if total is None else published(total / of)
 
 
 def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:

@@ -56,7 +56,6 @@ from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 
-
 _MEMORY = ArrayKeeper()
 
 MOST = 2.0**64  # largest change of a value in one version: even many versions reach no infinity

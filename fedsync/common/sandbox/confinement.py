@@ -176,7 +176,9 @@ def confine(room: Room) -> None:
         _done(_call(_RESTRICT, ruleset, 0), "landlock_restrict_self")
     finally:
         os.close(ruleset)
-    _drop_capabilities()
+    # The superuser's capabilities would allow access to memory that Landlock protects.
+    head, none = struct.pack("=II", _CAPABILITIES, 0), bytes(24)
+    _done(ctypes.CDLL(None, use_errno=True).capset(head, none), "capset")
     _filter_calls(abi, room.network)
 
 
@@ -226,13 +228,6 @@ def emptied(home: Path) -> None:
         home.chmod(0o700)
     except OSError as error:
         raise ConfigError(str(home), f"cannot be removed: {error}", "Remove it by hand") from error
-
-
-def _drop_capabilities() -> None:
-    """Drop the superuser's capabilities: they would allow access to memory that Landlock protects."""
-    library = ctypes.CDLL(None, use_errno=True)
-    head, none = struct.pack("=II", _CAPABILITIES, 0), bytes(24)
-    _done(library.capset(head, none), "capset")
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
@@ -291,13 +286,8 @@ def _filter_calls(abi: int, network: str) -> None:
         of_calls |= {name: [pretend] for name in _GROUPS}
         of_calls["prctl"] = [(_LOAD, 0, 0, _argument_at(0)), (_EQUAL, 0, 1, _DEATH_SIGNAL), deny]
     level, option = _argument_at(1), _argument_at(2)
-    of_calls["setsockopt"] = [
-        (_LOAD, 0, 0, level),
-        (_EQUAL, 0, 3, _TCP),
-        (_LOAD, 0, 0, option),
-        (_EQUAL, 0, 1, _ULP),
-        deny,
-    ]
+    other_layers = [(_LOAD, 0, 0, option), (_EQUAL, 0, 1, _ULP), deny]
+    of_calls["setsockopt"] = [(_LOAD, 0, 0, level), (_EQUAL, 0, len(other_layers), _TCP), *other_layers]
     of_calls["clone"] = [(_LOAD, 0, 0, _argument_at(0)), (_ANY, 0, 1, _NAMESPACES), deny]
     of_calls["clone3"] = [(_GIVE, 0, 0, _UNKNOWN)]  # its arguments are invisible; callers fall back to clone
     program: list[_Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), deny, (_LOAD, 0, 0, 0)]
@@ -312,16 +302,8 @@ def _filter_calls(abi: int, network: str) -> None:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    return int(ctypes.CDLL(None, use_errno=True).syscall(number, *map(_argument, arguments)))
-
-
-def _argument(value: int | bytes | None) -> ctypes.c_long | ctypes.c_char_p | None:
-    match value:
-        case int():
-            return ctypes.c_long(value)
-        case bytes():
-            return ctypes.c_char_p(value)
-    return None
+    words = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    return int(ctypes.CDLL(None, use_errno=True).syscall(number, *words))
 
 
 def _done(result: int, what: str) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import os
 import sys
 import traceback
@@ -29,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedsync.common.errors import ConfigError, OwnerRefusal
-from fedsync.common.sandbox.path_sandbox import ALLOWED, fence_here, open_data
+from fedsync.common.sandbox.path_sandbox import ALLOWED, allowed_here, fence_here, open_data
 
 if TYPE_CHECKING:
     from fedsync.common.sandbox.confirmed_code import Check
@@ -125,9 +124,8 @@ def _admit(here: Path, root: Path, call: str) -> Check | None:
     """Check that this silo's owner, if any, allows a file of code and the call of a name in it. Return the check of
     files' content, if the owner confirms content. Raises `OwnerRefusal`, also for imports from a foreign folder.
     """
-    text = os.environ.get(ALLOWED)
-    policy = json.loads(text) if text else {}
-    files, reviewers, approval = policy.get("code_files"), policy.get("reviewers"), os.environ.get(CONFIRMED)
+    policy, approval = allowed_here(), os.environ.get(CONFIRMED)
+    files, reviewers = policy.get("code_files"), policy.get("reviewers")
     if files is None:
         return None
     if reviewers is None and not any(here == Path(each.rpartition(":")[0] if ":" in each else each) for each in files):

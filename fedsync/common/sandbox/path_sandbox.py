@@ -12,12 +12,12 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from fedsync.common.errors import OwnerRefusal
 
@@ -112,15 +112,19 @@ def open_data(path: str | Path) -> BinaryIO:
 
 def fence_here() -> Fence | None:
     """Return the fence of this process; None at an emulated silo, and outside of a silo."""
-    text = os.environ.get(ALLOWED)
-    return _fence(text) if text else None
+    below, never = allowed_here().get("data"), allowed_here().get("never") or ()
+    return None if below is None else Fence(tuple(below), tuple(never))
+
+
+def allowed_here() -> Mapping[str, Any]:
+    """Return the permissions in `ALLOWED`; empty at an emulated silo, and outside of a silo."""
+    return _parsed(os.environ.get(ALLOWED) or "{}")
 
 
 @lru_cache(maxsize=2)
-def _fence(text: str) -> Fence | None:
-    allowed = json.loads(text)
-    below, never = allowed.get("data"), allowed.get("never") or ()
-    return None if below is None else Fence(tuple(below), tuple(never))
+def _parsed(allowed: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(allowed)
+    return found
 
 
 def _walk(folder: str, parts: tuple[str, ...], closed: frozenset[_Place], path: str | Path) -> int:

@@ -26,6 +26,10 @@ TOLD = {"accuracy": True, "loss": False}
 """Metrics that every task reports, and whether higher is better."""
 
 
+def higher_is_better(metrics: Sequence[AnyMetric]) -> dict[str, bool]:
+    return TOLD | {metric.name: metric.higher_is_better for metric in metrics}
+
+
 class BestConfig(Section):
     """Rule by which the best version of the model is chosen, which is kept in ``best.pt``."""
 
@@ -92,7 +96,7 @@ class PatienceConfig(Section):
 
 def is_higher(name: str, metrics: Sequence[AnyMetric], place: str) -> bool:
     """Whether a higher value of the metric is better; raises `ConfigError` if the run does not compute it."""
-    known = {**TOLD, **{metric.name: metric.higher_is_better for metric in metrics}}
+    known = higher_is_better(metrics)
     if name not in known:
         remedy = f"Choose one of {', '.join(sorted(known))}, or add it to evaluation.metrics"
         raise ConfigError(place, f"{name!r} is not computed in this run", remedy)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Tasks import torch. They are imported in `build`, so that a file validates without torch.
 
-
 _Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
@@ -229,9 +228,8 @@ class CsvConfig(TaskSection):
         if self.files is None:
             return self
         if len(self.files) != silos or not 0 <= index < silos:
-            raise ConfigError(
-                "task.files", f"{len(self.files)} files for {silos} silos", "Name exactly one file per silo"
-            )
+            problem = f"{len(self.files)} files for {silos} silos"
+            raise ConfigError("task.files", problem, "Name exactly one file per silo")
         return replace(self, files=None, file=self.files[index])
 
     def relocated(self, locate: Callable[[str], str]) -> Self:

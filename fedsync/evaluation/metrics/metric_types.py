@@ -66,7 +66,7 @@ class Statistic(ABC):
 
     def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
         """Return the confidence interval at `LEVEL` of a metric over samples of the same kind; None if unknown."""
-        return None
+        return jackknife(sums, self.left_out(sums), values)
 
 
 S = TypeVar("S", bound=Statistic)
@@ -125,6 +125,11 @@ def number(metric: AnyMetric, sums: Sums) -> float | None:
             return float(found) if found is not None and isfinite(found) else None
     except Exception:  # one silo's odd sums must not end the whole run, whatever a user's formula raises
         return None
+
+
+def published(value: float) -> float:
+    """Round to the four digits that silos publish."""
+    return float(f"{value:.3e}")
 
 
 def ratio(above: Sums, below: Sums) -> Sums:

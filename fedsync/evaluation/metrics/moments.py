@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.common.errors import ConfigError
-from fedsync.evaluation.metrics.metric_types import (
-    ArrayMetric,
-    Interval,
-    Metric,
-    Statistic,
-    Sums,
-    Values,
-    jackknife,
-    ratio,
-)
+from fedsync.evaluation.metrics.metric_types import ArrayMetric, Metric, Statistic, Sums, ratio
 
 BLOCKS = 16
 """Groups to which a silo's samples are dealt in turn; intervals result from leaving out one group at a time."""
@@ -61,9 +52,6 @@ class BlockSums(Statistic):
         without = np.repeat(table[None], len(there), axis=0)
         without[np.arange(len(there)), there] = 0.0
         return without.reshape(len(there), -1)
-
-    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
-        return jackknife(sums, self.left_out(sums), values)
 
 
 ERRORS = BlockSums("errors", 5)
@@ -192,9 +180,6 @@ class PairCounts(Statistic):
         without = np.zeros((len(there), *table.shape))
         without[:, 0] = table[0] - table[there]
         return without.reshape(len(there), -1)
-
-    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
-        return jackknife(sums, self.left_out(sums), values)
 
 
 class Concordance(ArrayMetric[PairCounts]):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
+from fedsync.evaluation.metrics.metric_types import published
 from fedsync.evaluation.survey.table_sums import UNIT_BITS, NumberSums, SurveySums
 
 STATISTICS = "statistics.json"
@@ -19,8 +20,6 @@ STATISTICS = "statistics.json"
 
 SPREAD = 4.0
 """Distance from the mean to the outer edges of a histogram without a declared range [deviations]."""
-
-_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,9 @@ def told(sums: SurveySums, least: int, ranges: Mapping[str, Sequence[float]], bi
     for name, column in sums.numbers.items():
         entry, counts = _entry(name, "number", column.bins or (column.known,), sums.rows - column.known, sums, least)
         if column.known >= least:
-            entry |= {"mean": _rounded(scale_of(column).mean), "deviation": _rounded(_spread(column))}
+            entry |= {"mean": published(scale_of(column).mean), "deviation": published(_spread(column))}
             if column.bins:
-                entry |= {"edges": [_rounded(edge) for edge in edges[name].tolist()], "counts": counts}
+                entry |= {"edges": [published(edge) for edge in edges[name].tolist()], "counts": counts}
         columns.append(entry)
     columns += [_entry(name, "text", (known,), sums.rows - known, sums, least)[0] for name, known in sums.texts.items()]
     rows = _hidden((sums.rows,), least)[0] if sums.rows < least else sums.rows
@@ -123,7 +122,3 @@ def _hidden(counts: Sequence[int], least: int) -> list[_Told]:
         shown[at := others.pop(0)] = None
         hidden, behind = hidden + counts[at], behind + 1
     return shown
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS - 1}e}")

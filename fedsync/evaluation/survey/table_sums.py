@@ -31,11 +31,9 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.evaluation.survey.sum_limbs import FULL, NEAR, SHARE, LimbReader, limbs, sent, silos_of, spoiled
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.table_columns import MOST_CELL
 
 UNIT_BITS = 40
-
-MOST_CELL = 2.0**42
-
 
 MOMENT_LIMBS = 4, 15, 25
 """Limbs of a count, of a sum of cells and of a sum of their squares."""

@@ -89,9 +89,8 @@ def _review(folder: Path) -> Review | None:
     try:
         return Review.read(folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            str(folder / REVIEW), f"the review is damaged: {error}", "Remove it, and sign anew"
-        ) from error
+        problem = f"the review is damaged: {error}"
+        raise ConfigError(str(folder / REVIEW), problem, "Remove it, and sign anew") from error
 
 
 def _private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:

@@ -37,13 +37,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedsync.config.sections.evaluation import higher_is_better
 from fedsync.core.actions import Attested, Dispatch, Evaluate, KeepBest
 from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, Score, Split, Subject
 from fedsync.core.report_checks import usable
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Interval, statistics_of
-from fedsync.observe.quality.evaluations import cells, higher_is_better
+from fedsync.observe.quality.evaluations import cells
 
 Document = dict[str, Any]
 

@@ -33,9 +33,8 @@ class PrometheusExporter:
             self._server, self._thread = start_http_server(config.port, config.host, registry)
         except OSError as error:
             place = f"{config.host}:{config.port}"
-            raise ConfigError(
-                "export.prometheus", f"cannot listen on {place}: {error.strerror}", "Choose another port; 0 finds one"
-            ) from error
+            problem = f"cannot listen on {place}: {error.strerror}"
+            raise ConfigError("export.prometheus", problem, "Choose another port; 0 finds one") from error
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"http://{host}:{self._server.server_port}/metrics"
         self._url_file = url_file

@@ -52,9 +52,8 @@ class IdxSource(Source):
     def _pair(self, images: Path, labels: Path) -> Samples:
         pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64) - self.first_class
         if len(pixels) != len(classes):
-            raise ConfigError(
-                str(labels), f"{len(classes)} labels for the {len(pixels)} images of {images.name}", "Copy both again"
-            )
+            problem = f"{len(classes)} labels for the {len(pixels)} images of {images.name}"
+            raise ConfigError(str(labels), problem, "Copy both again")
         check_classes(labels, classes, self.classes)
         return Samples(pixels[:, None], classes)
 
@@ -83,11 +82,8 @@ def _header(path: Path, head: bytes, axes: int) -> tuple[int, ...]:
     if len(head) < 4 + 4 * axes or head[:2] != b"\0\0":
         raise ConfigError(f"{path}, byte 0", "this is not an IDX file", "Name one, unpacked or as .gz")
     if head[2] != _UNSIGNED_BYTE or head[3] != axes:
-        raise ConfigError(
-            f"{path}, byte 2",
-            f"the file does not have the expected type, 0x08 (bytes) with {axes} axes",
-            "Check that images and labels are not exchanged",
-        )
+        problem = f"the file does not have the expected type, 0x08 (bytes) with {axes} axes"
+        raise ConfigError(f"{path}, byte 2", problem, "Check that images and labels are not exchanged")
     shape = tuple(int(size) for size in np.frombuffer(head, dtype=">u4", count=axes, offset=4))
     if 0 in shape:
         raise ConfigError(f"{path}, byte 4", "the header describes an empty array", "Copy the file again")

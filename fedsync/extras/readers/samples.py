@@ -182,7 +182,6 @@ def _keys(samples: Samples, partition: Partition, strata: NDArray[np.int64]) -> 
     if not isinstance(partition, ByOwner):
         return strata
     if samples.owners is None:
-        raise ConfigError(
-            "task.partition.kind", "the data do not say who each sample is from", "Choose another kind of partition"
-        )
+        problem = "the data do not say who each sample is from"
+        raise ConfigError("task.partition.kind", problem, "Choose another kind of partition")
     return samples.owners

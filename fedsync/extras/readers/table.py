@@ -80,11 +80,9 @@ def _numbers(table: Table, columns: Sequence[str]) -> NDArray[np.float32]:
     for at, name in enumerate(columns):
         values = [PLAIN.number(cell) for cell in table.cells[name]]
         if None in values:
-            raise ConfigError(
-                table.place(name, values.index(None)),
-                "the cell is not a number",
-                "Correct or ignore the column, or use kind: csv, which accepts texts and missing cells",
-            )
+            problem = "the cell is not a number"
+            remedy = "Correct or ignore the column, or use kind: csv, which accepts texts and missing cells"
+            raise ConfigError(table.place(name, values.index(None)), problem, remedy)
         found[:, at] = values
     return found
 

@@ -233,9 +233,8 @@ class RelayService:
 
             run.adder = PlainRegion(layout.size, spec.wire.formats.up, ArrayKeeper(folder, or_memory=True))
         elif self._keys is None:
-            raise ConfigError(
-                "keys", "the run is sealed, and this relay has no server.json", "Name it in the relay's file"
-            )
+            problem = "the run is sealed, and this relay has no server.json"
+            raise ConfigError("keys", problem, "Name it in the relay's file")
         else:
             from fedsync.extras.relays.sealed_region import SealedRegion
 

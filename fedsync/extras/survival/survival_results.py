@@ -43,7 +43,7 @@ def result_here(file: Path, run: str | None = None) -> dict[str, Any]:
     """
     config = SiloStartConfig.load(file)
     for kept in kept_runs(Path(config.state) / STATE_FOLDER):
-        spec = RunSpec.parse(kept.spec)
+        spec = RunSpec.parse(kept.text.spec)
         if isinstance(spec.task, SurveyConfig) and spec.task.survival is not None and run in (None, kept.name):
             owner = act_for_owner(config, Identity.load(kept.copies[0].parent))
             checked = owner.checked(spec, config.index)

@@ -91,7 +91,7 @@ def trace(config: SiloStartConfig, file: Path) -> Traced:
         raise ConfigError(config.state, problem, "Have a silo examine that took part")
     identity = Identity.load(kept.copies[0].parent)
     owner = act_for_owner(config, identity)
-    spec = owner.checked(RunSpec.parse(kept.spec), config.index)
+    spec = owner.checked(RunSpec.parse(kept.text.spec), config.index)
     with keeper_of(identity, spec, owner) as keeper:
         _, state, plan = kept_state(kept.copies, spec, keeper.layout)
     if plan is None:

@@ -33,7 +33,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.sections.evaluation import EvaluationConfig
+from fedsync.config.sections.evaluation import EvaluationConfig, higher_is_better
 from fedsync.core.actions import KeepBest
 from fedsync.core.orders import Evaluation, Split, Subject
 from fedsync.evaluation.metrics.metric_types import AnyMetric, SumsPool, number, statistics_of
@@ -49,8 +49,6 @@ MOST_ESTIMATED = 100
 """Maximum number of silos with intervals of their own: an interval takes tens of milliseconds a silo."""
 
 _SEED = 0
-_PLAIN = {"accuracy": True, "loss": False}
-"""Figures of every evaluation, and whether higher is better."""
 
 
 def metrics_of(config: Mapping[str, Any]) -> tuple[AnyMetric, ...] | None:
@@ -60,10 +58,6 @@ def metrics_of(config: Mapping[str, Any]) -> tuple[AnyMetric, ...] | None:
         return wanted.metrics(lambda: ())
     except (ConfigError, ValidationError):
         return None
-
-
-def higher_is_better(metrics: Sequence[AnyMetric]) -> dict[str, bool]:
-    return {**_PLAIN, **{metric.name: metric.higher_is_better for metric in metrics}}
 
 
 def cells(

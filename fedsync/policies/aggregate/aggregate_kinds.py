@@ -9,14 +9,7 @@ from fedsync.core import silo_weight
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
 from fedsync.core.silo_weight import Solver, Weighting, progress
-from fedsync.policies.aggregate.weighers import (
-    Constant,
-    DiscountedPolicy,
-    Polynomial,
-    Staleness,
-    Toward,
-    WeightedMean,
-)
+from fedsync.policies.aggregate.weighers import Constant, DiscountedPolicy, Polynomial, Staleness, Toward, WeightedMean
 from fedsync.policies.schema import Positive, Share, register
 
 

@@ -18,11 +18,8 @@ def check_total(total: int, bounds: Bounds) -> None:
     """Raise `ConfigError`, with the possible totals, if sizes within bounds cannot sum to ``total``."""
     lowest, highest = int(bounds.floor.sum()), int(bounds.cap.sum())
     if not lowest <= total <= highest:
-        raise ConfigError(
-            "balancer",
-            f"{len(bounds.cap)} silos can take {lowest} to {highest} samples a step together, not {total}",
-            "Change local.batch_size, balancer.floor or balancer.cap",
-        )
+        problem = f"{len(bounds.cap)} silos can take {lowest} to {highest} samples a step together, not {total}"
+        raise ConfigError("balancer", problem, "Change local.batch_size, balancer.floor or balancer.cap")
 
 
 def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]) -> NDArray[np.int64]:

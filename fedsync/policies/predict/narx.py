@@ -276,8 +276,10 @@ def _fold(training: Training, mean: Floats, scale: Floats, y: Floats) -> Model:
     )
 
 
-def _follow(given: Floats, y: Floats, gain: float, limit: float, held: int) -> tuple[float, float]:
-    correction, squares, first = 0.0, 0.0, len(y) - held
+def _follow(
+    given: Floats, y: Floats, gain: float, limit: float, held: int, correction: float = 0.0
+) -> tuple[float, float]:
+    squares, first = 0.0, len(y) - held
     for index, (output, speed) in enumerate(zip(given.tolist(), y.tolist(), strict=True)):
         error = speed - output - correction
         if index >= first:
@@ -290,10 +292,7 @@ def _corrected(model: Model, correction: float, rows: Floats) -> float:
     if model.gain == 0.0:
         return 0.0
     x, y = _table(rows)
-    for output, speed in zip(model.speeds(x).tolist(), y.tolist(), strict=True):
-        error = speed - output - correction
-        correction += model.gain * min(max(error, -model.limit), model.limit)
-    return correction
+    return _follow(model.speeds(x), y, model.gain, model.limit, len(y), correction)[1]
 
 
 def average_error(speeds: Floats, held: int) -> float:

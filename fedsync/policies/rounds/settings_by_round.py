@@ -19,7 +19,6 @@ Scalar = bool | int | float | str
 RATE = "learning_rate"
 """Key of the learning rate in a round's settings; all other entries go to ``train_config``."""
 
-
 _INSTEAD = "Write decay, cosine or table; or give FedSync the function again"
 
 

@@ -28,7 +28,7 @@ from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, OWNER, start_apart
 from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
-from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.common.sandbox.path_sandbox import ALLOWED, allowed_here
 from fedsync.silo.session.trainer_folder import AGENT
 from fedsync.silo.session.trainer_socket import call
 from fedsync.transport.join import Join, read_authority
@@ -94,7 +94,7 @@ def trusted(join: Join, node: Mapping[str, Any]) -> Join:
     ``silo.yaml``, or in the configuration of a SuperNode started by hand: ``hub-hosts="fed.example.org"``. Without any
     rule, the hub may also be on this machine.
     """
-    owner = json.loads(os.environ.get(ALLOWED) or "{}")
+    owner = allowed_here()
     hosts = owner.get("hub_hosts") or str(node.get("hub-hosts", "")).split(",")
     authority = owner.get("authority") or node.get("hub-authority")
     pem = None if authority is None else read_authority(Path(str(authority)))
@@ -203,11 +203,6 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_PYTHON, ALLOWED, INBOX, O
 _KEPT_PREFIXES = ("FLWR_", "RAY_")
 
 
-def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
-    programs, sources = own_sources()
-    return Room((*programs, secret), (home,), inbox, (port,), sources)
-
-
 def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
     """Enter the room irreversibly; ``home`` is emptied first. `ConfigError` if this system cannot confine."""
     for name in list(os.environ):
@@ -217,4 +212,5 @@ def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
     for limit, most in ((resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):
         resource.setrlimit(limit, (most, most))
     settle_in(home)
-    confine(room_of(home, inbox, port, secret))
+    programs, sources = own_sources()
+    confine(Room((*programs, secret), (home,), inbox, (port,), sources))

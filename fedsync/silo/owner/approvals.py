@@ -29,7 +29,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from math import inf
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from fedsync.common.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.common.files import private_folder, read_private, remove_unfinished, write_private, writing
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.named_code import CONFIRMED
-from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.common.sandbox.path_sandbox import allowed_here
 from fedsync.silo.protocol import Identity
 from fedsync.silo.run_text import RunText
 
@@ -121,18 +120,12 @@ def check_approved(identity: Identity) -> None:
     the run is recorded as pending, `OwnerRefusal` if the owner has refused it, and `ConfigError` if it cannot be
     recorded.
     """
-    folder = _folder_here(os.environ.get(ALLOWED) or "{}")
+    folder = allowed_here().get("approvals")
     if folder is None:
         os.environ.pop(CONFIRMED, None)
         return
     Approvals(Path(folder)).check(identity)
     os.environ[CONFIRMED] = str(Path(folder, _APPROVED, identity.text.digest))
-
-
-@lru_cache(maxsize=2)
-def _folder_here(allowed: str) -> str | None:
-    folder = json.loads(allowed).get("approvals")
-    return None if folder is None else str(folder)
 
 
 class Approvals:

@@ -22,11 +22,9 @@ def own_ring(name: str) -> Ring:
 
     root = os.environ.get(KEYS)
     if not root:
-        raise ConfigError(
-            "cipher.kind",
-            "the run is encrypted, and this silo was given no keys",
-            f"Make and accept keys with `fedsync keys`, and name their folder in {KEYS}",
-        )
+        problem = "the run is encrypted, and this silo was given no keys"
+        remedy = f"Make and accept keys with `fedsync keys`, and name their folder in {KEYS}"
+        raise ConfigError("cipher.kind", problem, remedy)
     folder = Path(root) if (Path(root) / SILO_FILE).exists() else Path(root) / name
     ring = open_ring(folder)
     if ring.own.name != name:

@@ -41,10 +41,6 @@ class KeptRun:
     copies: tuple[Path, ...]
     text: RunText
 
-    @property
-    def spec(self) -> str:
-        return self.text.spec
-
     def __str__(self) -> str:
         return f"{self.name} ({datetime.fromtimestamp(self.at_s, UTC):%Y-%m-%d %H:%M} UTC)"
 
@@ -69,7 +65,7 @@ def export_model(state: Path, out: Path) -> Mapping[str, str]:
     kept = kept_runs(state)
     if not kept:
         raise RunError(f"no silo in {state} keeps the model")
-    _, best = _write(out, kept[0].copies, RunSpec.parse(kept[0].spec), None)
+    _, best = _write(out, kept[0].copies, RunSpec.parse(kept[0].text.spec), None)
     files = {"last": out / LAST, **({} if best is None else {"best": out / BEST})}
     return {name: file_digest(file) for name, file in files.items()}
 
@@ -87,7 +83,7 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
     kept = kept_runs(Path(config.state) / STATE_FOLDER)
     chosen = _choose(kept, run, config.state)
     owner = act_for_owner(config, Identity.load(chosen.copies[0].parent))
-    spec = owner.checked(RunSpec.parse(chosen.spec), config.index)
+    spec = owner.checked(RunSpec.parse(chosen.text.spec), config.index)
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -125,11 +125,13 @@ class PrivacyGuard(SessionExtension):
         if self.config.noise_multiplier is not None or self.whole is not None:
             return
         plan = self._plan(batch_size, steps, orders, self.estimate if self.settings.noise is None else 0)
-        noise = self.settings.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
+        now = self.settings
+        guess = None if now.noise is None else 1.01 * now.noise * now.rate(batch_size) / now.rate(self._aimed)
+        noise = now.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
         for ledger in self.ledgers:
             if self.settings.noise is not None and ledger.allows(plan.releases(replace(self.settings, noise=noise))):
                 continue
-            budget, guess = ledger.budget, self._guess(batch_size)
+            budget = ledger.budget
             aim = (budget.epsilon, budget.delta, noise, budget.accountant)
             try:
                 noise = plan.noise(self.settings, *aim, spent=ledger.spent, guess=guess)
@@ -145,12 +147,6 @@ class PrivacyGuard(SessionExtension):
         noise = self.config.score_noise if self._scored() else None
         scores = 3 if self.trainer.facts.validates else 1
         return PrivacyPlan(orders, steps, batch_size, noise, scores, estimate)
-
-    def _guess(self, batch_size: int) -> float | None:
-        before = self.settings.noise
-        return (
-            None if before is None else 1.01 * before * self.settings.rate(batch_size) / self.settings.rate(self._aimed)
-        )
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         """Give back the releases that an order did not make; return its outcome as it may leave. Raises as `begins`."""

@@ -171,12 +171,15 @@ def refuse(error: Exception) -> Refused:
     """Record an error's reason, and return the server's answer. Raises nothing."""
     try:
         code = code_of(error)
-        reason = _reason(error)
+        reason = printed(error)
+        if not isinstance(error, ConfigError | ProtocolError | RunError):
+            reason = f"{type(error).__name__}: {reason}"
         logger.warning("refused, %s: %s", code, reason, exc_info=None if code in _QUIET else error)
         if code is not Refusal.LOADING:
             _note(code, reason)
         back_s = error.back_s if isinstance(error, SiloAway) else None
-        return Refused(code, _printing(reason) if _texts_may_go() else "", back_s)
+        told = foreign.shown(" ".join(reason.split())[:_MOST_TEXT])[:_MOST_TEXT] if _texts_may_go() else ""
+        return Refused(code, told, back_s)
     except Exception:
         logger.exception("a refusal could not be put down")
         return Refused(Refusal.INTERNAL)
@@ -209,11 +212,6 @@ def _is_of_memory(error: BaseException) -> bool:
     return is_out_of_memory(error)
 
 
-def _reason(error: Exception) -> str:
-    text = printed(error)
-    return text if isinstance(error, ConfigError | ProtocolError | RunError) else f"{type(error).__name__}: {text}"
-
-
 def printed(value: object) -> str:
     """Return the text of an error; a user's error class may fail to print."""
     try:
@@ -231,10 +229,6 @@ def _texts_may_go() -> bool:
 
     owner = OwnerPolicy.here()
     return not os.environ.get(ALLOWED) or (owner.errors == "text" and not owner.privacy and not has_keys())
-
-
-def _printing(reason: str) -> str:
-    return foreign.shown(" ".join(reason.split())[:_MOST_TEXT])[:_MOST_TEXT]
 
 
 def _note(code: Refusal, reason: str) -> None:

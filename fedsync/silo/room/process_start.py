@@ -28,7 +28,7 @@ from fedsync.common.files import OWNER_FILE, remove_tree
 from fedsync.common.processes import INTERPRETER, start_apart
 from fedsync.common.sandbox.confinement import emptied
 from fedsync.common.sandbox.named_code import CONFIRMED
-from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
+from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence, allowed_here
 from fedsync.config.run_spec import RunSpec
 from fedsync.model.layout import Layout, Vector
 from fedsync.silo.owner.owner_policy import OwnerPolicy
@@ -82,7 +82,7 @@ def _environment(home: Path) -> Mapping[str, str]:
     secret = os.environ.get(NAMED_BY, "")
     kept = {key: value for key, value in os.environ.items() if key != secret and not key.startswith("FEDSYNC_")}
     kept[FLOWER_IDS] = os.environ.get(FLOWER_IDS, "")
-    allowed = json.loads(os.environ.get(ALLOWED) or "{}")
+    allowed = allowed_here()
     kept[ALLOWED] = json.dumps({key: allowed[key] for key in _OWN if key in allowed})
     if CONFIRMED in os.environ:  # the original is where no process of the room may read
         kept[CONFIRMED] = str(shutil.copy(Path(os.environ[CONFIRMED]), home / "approval.json"))

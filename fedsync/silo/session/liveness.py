@@ -271,11 +271,4 @@ class HangWatch:
 def _group_processor_s() -> float:
     """Processor time of this process and its living descendants [s], without this thread, which reads all processes."""
     own = psutil.Process()
-    taken = -time.thread_time()
-    for each in (own, *own.children(recursive=True)):
-        try:
-            times = each.cpu_times()
-        except psutil.Error:
-            continue
-        taken += float(times.user + times.system)
-    return taken
+    return -time.thread_time() + sum(_processor_s(each.pid) for each in (own, *own.children(recursive=True)))

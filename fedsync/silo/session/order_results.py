@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedsync.common import foreign
 from fedsync.common.codec import decode, encode
-from fedsync.common.files import OWNER_FILE, digested, undigested, write_pieces
+from fedsync.common.files import DIGEST_BYTES, OWNER_FILE, digested, undigested, write_pieces
 from fedsync.core.orders import Cursor, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.layout import Vector
@@ -97,7 +97,8 @@ class LastOrders:
             place, other = other, place
         self._kept = self._kept[-1:]
         last = self.last
-        if last is not None and _queued(last.order, order.order):
+        one, following = None if last is None else last.order, order.order
+        if one is not None and (following.behind == one.update_id or one.behind == following.update_id):
             place = other
         else:
             other.unlink(missing_ok=True)  # first, because two files mean that one order was queued behind the other
@@ -106,18 +107,12 @@ class LastOrders:
         return saved
 
 
-def _queued(one: WorkOrder, other: WorkOrder) -> bool:
-    return other.behind == one.update_id or one.behind == other.update_id
-
-
 def _beside(vectors: Mapping[str, NDArray[Any]], same: list[str]) -> dict[str, Vector]:
     beside = {name: each for name, each in vectors.items() if name != _UPDATE}
     return {**beside, **dict.fromkeys(same, vectors[_UPDATE])}
 
 
 _ALIGNED = 64  # bytes: the map of the first vector is an ordinary aligned array
-
-_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,8 +136,8 @@ class VectorFile:
         described = {name: (each.dtype.name, each.size, digest(each).hex()) for name, each in self.vectors.items()}
         rest = hashlib.sha256(self.rest).hexdigest()
         text = json.dumps({"about": self.about, "vectors": described, "rest": rest}, separators=(",", ":")).encode()
-        begins = -(-(_DIGEST_BYTES + len(text) + 1) // _ALIGNED) * _ALIGNED
-        head = digested(text.ljust(begins - _DIGEST_BYTES - 1) + b"\n")
+        begins = -(-(DIGEST_BYTES + len(text) + 1) // _ALIGNED) * _ALIGNED
+        head = digested(text.ljust(begins - DIGEST_BYTES - 1) + b"\n")
         vectors = chain.from_iterable(map(pieces, self.vectors.values()))
         write_pieces(path, chain((head,), vectors, (self.rest,)), OWNER_FILE)
         return _mapped(path, described, begins)
@@ -151,7 +146,7 @@ class VectorFile:
     def load(cls, path: Path) -> VectorFile | None:
         """Return the file's content; None where it is damaged. `OSError` if it is missing or unreadable."""
         with path.open("rb") as file:
-            line = undigested(file.read(_DIGEST_BYTES) + file.readline())
+            line = undigested(file.read(DIGEST_BYTES) + file.readline())
             if line is None:
                 return None
             said, begins = json.loads(line), file.tell()

@@ -29,7 +29,7 @@ import time
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from fedsync.common.errors import LimitReached
 from fedsync.common.files import remove_unfinished
@@ -200,13 +200,10 @@ class _Server:
                 if self._state == "working":
                     self._asked_at_s = time.monotonic()
             if self._service is not None and self._service.hangs:
-                self._give_up()
+                wait_until(lambda: not self._asking, _FAILED_S, 0.05)
+                os._exit(1)
             if self._state == "idle":
                 self._leave(_IDLE_UNREVEALED_S if self._unrevealed else _IDLE_S)
-
-    def _give_up(self) -> NoReturn:
-        wait_until(lambda: not self._asking, _FAILED_S, 0.05)
-        os._exit(1)
 
     @property
     def _unrevealed(self) -> bool:

@@ -60,11 +60,8 @@ class TrainerService:
         owner = OwnerPolicy.here()
         spec = owner.checked(RunSpec.parse(identity.spec), identity.index)
         if identity.index < 0 or (identity.index >= spec.silos and (spec.emulate or spec.task.deals_data)):
-            raise ConfigError(
-                "node configuration, partition-id",
-                f"{identity.index}, but the run has {spec.silos} shares of data",
-                "Give every silo its own number from 0 on",
-            )
+            problem = f"{identity.index}, but the run has {spec.silos} shares of data"
+            raise ConfigError("node configuration, partition-id", problem, "Give every silo its own number from 0 on")
         self._identity, self._owner = identity, owner
         self._surveys = isinstance(spec.task, SurveyConfig)
         self._versions = spec.versions or (None if spec.stop is None else spec.stop.rounds)

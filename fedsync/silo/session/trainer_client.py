@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -16,14 +15,13 @@ from contextvars import ContextVar
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
 
 from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import ConfigError, LimitReached, RunError
 from fedsync.common.fork_server import FORK_SERVER, fork
 from fedsync.common.locks import taken, wait_until
 from fedsync.common.processes import INTERPRETER, Child, start_apart, tail
-from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.common.sandbox.path_sandbox import allowed_here
 from fedsync.model.transfer import Payload
 from fedsync.silo import protocol
 from fedsync.silo.owner.app_files import APP
@@ -126,27 +124,23 @@ class TrainerClient:
         try:
             # One start at a time, because starting trainers count towards the limit.
             starts = self._folder.with_name(f"{self._identity.index}.starting")
-            with taken(starts, _LISTEN_S), self._furnished() as output:
+            with taken(starts, _LISTEN_S):
+                make_room(self._folder, self._identity)
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                self._identity.save(self._folder)
+                os.utime(self._folder / IDENTITY)
                 server = os.environ.get(FORK_SERVER)
                 variables = {**os.environ, FLOWER_IDS: asked_for.get()}
                 if app_folder.get():
                     variables[APP] = app_folder.get()
-                forked = fork(Path(server), command, variables, output.fileno()) if server else None
-                process = forked or start_apart(command, output, variables)
+                with (self._folder / LOG).open("ab") as output:
+                    forked = fork(Path(server), command, variables, output.fileno()) if server else None
+                    process = forked or start_apart(command, output, variables)
                 wait_until(lambda: tenant(self._folder) is not None or process.poll() is not None, _LISTEN_S, _PAUSE_S)
                 return process
         except OSError as error:
             problem = f"no trainer can be started here: {error.strerror}"
             raise ConfigError(str(self._folder), problem, "Check the folder and the disk") from error
-
-    @contextlib.contextmanager
-    def _furnished(self) -> Iterator[BinaryIO]:
-        make_room(self._folder, self._identity)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._identity.save(self._folder)
-        os.utime(self._folder / IDENTITY)
-        with (self._folder / LOG).open("ab") as output:
-            yield output
 
     def _tail(self) -> str:
         try:
@@ -171,7 +165,7 @@ def make_room(folder: Path, identity: Identity) -> None:
 
 
 def check_room(trainers: Path, nbytes: int) -> None:
-    quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
+    quota = allowed_here().get("state_bytes")
     if quota is not None and not tidy(trainers, quota - nbytes):
         problem = f"files of runs here would take more than {quota} bytes, the owner's state_bytes"
         remedy = "Raise state_bytes in silo.yaml, or try again in an hour: then old runs may be removed"

@@ -70,22 +70,16 @@ def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> 
     """Raise `ConfigError` at the first sample whose label is not in ``0 .. classes - 1``."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
-        raise ConfigError(
-            f"{path}, sample {wrong[0] + 1}",
-            f"the label is not one of the classes 0 to {classes - 1}",
-            "Correct the file, or task.data.classes",
-        )
+        problem = f"the label is not one of the classes 0 to {classes - 1}"
+        raise ConfigError(f"{path}, sample {wrong[0] + 1}", problem, "Correct the file, or task.data.classes")
 
 
 def check_finite(path: Path | str, values: NDArray[np.float32]) -> None:
     """Raise `ConfigError` at the first sample (first axis) with a value that is not finite."""
     fine = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not fine.all():
-        raise ConfigError(
-            f"{path}, sample {int(np.argmin(fine)) + 1}",
-            "a value is missing or not finite",
-            "Correct or remove the sample",
-        )
+        problem = "a value is missing or not finite"
+        raise ConfigError(f"{path}, sample {int(np.argmin(fine)) + 1}", problem, "Correct or remove the sample")
 
 
 def check_cells(place: str, cells: int) -> None:

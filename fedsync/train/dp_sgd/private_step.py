@@ -153,12 +153,8 @@ _NEAR, _ROUNDING = 1e-3, 1e-6
 
 def check_options(options: LocalOptions) -> None:
     """Raise `ConfigError` for an option of local training that DP-SGD does not support."""
-    wrong = {
-        "workers": options.workers != 0,
-        "precision": options.precision == "fp16",
-    }
-    for name, found in wrong.items():
-        if found:
+    for name, wrong in (("workers", options.workers != 0), ("precision", options.precision == "fp16")):
+        if wrong:
             problem = f"{name} {getattr(options, name)!r} is not compatible with gradients of single rows"
             raise ConfigError(f"local.{name}", problem, f"Leave {name} out, or leave privacy out")
 

@@ -214,9 +214,8 @@ def _kept(state: MutableMapping[str, Any]) -> str:
     try:
         text = json.dumps(state, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "work.state", f"it cannot be kept: {error}", "Keep numbers, text, lists and dicts in it"
-        ) from error
+        problem = f"it cannot be kept: {error}"
+        raise ConfigError("work.state", problem, "Keep numbers, text, lists and dicts in it") from error
     if len(text) > MOST_STATE:
         raise ConfigError("work.state", f"it has {len(text)} characters, at most {MOST_STATE}", "Keep less in it")
     return text
@@ -233,9 +232,8 @@ def _evaluation(found: object) -> Evaluation:
             mean, told = pair
             value = float(mean)
         except (TypeError, ValueError) as error:
-            raise ConfigError(
-                place, f"{name} is {pair!r}", "Return a pair, the mean and the number of samples"
-            ) from error
+            problem = f"{name} is {pair!r}"
+            raise ConfigError(place, problem, "Return a pair, the mean and the number of samples") from error
         samples = whole(told, f"{place}, {name}")
         # The mean of an empty validation set is NaN, and nothing was evaluated.
         sums[str(name)] = value * samples if samples else 0.0, samples

@@ -166,7 +166,6 @@ class Precision:
         if self._scaler.get_scale() >= scale:
             return True
         if scale <= _LEAST_SCALE:
-            raise ConfigError(
-                "local.precision", "the gradients overflow fp16", "Write bf16 or fp32, or lower local.learning_rate"
-            )
+            problem = "the gradients overflow fp16"
+            raise ConfigError("local.precision", problem, "Write bf16 or fp32, or lower local.learning_rate")
         return False

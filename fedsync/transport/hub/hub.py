@@ -74,15 +74,14 @@ class Hub:
         failure: list[BaseException] = []
         self._thread = threading.Thread(target=self._serve, args=(failure,), name="hub", daemon=True)
         self._thread.start()
-        end_s = time.monotonic() + _START_S
-        while not self._server.started:
-            if failure or not self._thread.is_alive() or time.monotonic() > end_s:
-                why = str(failure[0]) if failure else "nothing answers there"
-                where, remedy = f"{host}:{port}", "Free a port, raise hub.runs, or correct host or certificates"
-                if socket is not None:
-                    where, remedy = str(socket), "Name a writable folder with a short path in hub.sockets"
-                raise ConfigError("hub", f"cannot listen at {where}: {why}", f"{remedy} in server.yaml")
-            time.sleep(0.005)
+        server, thread = self._server, self._thread
+        wait_until(lambda: server.started or not thread.is_alive(), _START_S, 0.005)
+        if not server.started:
+            why = str(failure[0]) if failure else "nothing answers there"
+            where, remedy = f"{host}:{port}", "Free a port, raise hub.runs, or correct host or certificates"
+            if socket is not None:
+                where, remedy = str(socket), "Name a writable folder with a short path in hub.sockets"
+            raise ConfigError("hub", f"cannot listen at {where}: {why}", f"{remedy} in server.yaml")
         if socket is not None:
             self._socket = socket
             socket.chmod(0o660)  # the folder's mode restricts access further

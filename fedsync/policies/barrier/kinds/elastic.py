@@ -17,7 +17,6 @@ Learning, 2021, sections 4 and 5.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -85,8 +84,10 @@ def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
     `METHODS`; heuristics do not always find the least waiting. Raises `ValueError` if ``method`` is ``naive`` and R^n
     exceeds `NAIVE_LIMIT`.
     """
-    table = np.asarray(ends)
-    steps = _search(method)(table)
+    table, search = np.asarray(ends), sweep
+    if method != "sweep":
+        search = getattr(importlib.import_module("fedsync.extras.zipline_published"), method)
+    steps = search(table)
     chosen = table[np.arange(len(table)), steps - 1]
     time = chosen.max()
     return SyncPoint(time.item(), (time - chosen.min()).item(), steps)
@@ -102,13 +103,6 @@ METHODS = {
     "naive": True,
 }
 """Search methods: name -> whether the method finds the unique point of the module's three rules on every input."""
-
-
-def _search(method: str) -> Callable[[Ends], Steps]:
-    if method == "sweep":
-        return sweep
-    published: Callable[[Ends], Steps] = getattr(importlib.import_module("fedsync.extras.zipline_published"), method)
-    return published
 
 
 @register("elastic")

@@ -182,7 +182,8 @@ class Fsp(BarrierPolicy[FspState]):
     def decide(self, state: FspState, view: ClusterView) -> tuple[FspState, Verdict]:
         state = replace(state, overheads=self._learned(state.overheads, view))
         fit = [meta for meta in view.pending.values() if meta.base_version == view.version]
-        refused = tuple(meta.update_id for meta in view.pending.values() if self._refuses(meta, state, view))
+        late = [meta for meta in view.pending.values() if meta.base_version < view.version]
+        refused = tuple(m.update_id for m in late if self.late is Late.DROP or m.base_version < state.fresh)
         out = _at_work(view)
         if state.round is None or not (fit or out):
             return self._begin(state, view, refused)
@@ -199,7 +200,8 @@ class Fsp(BarrierPolicy[FspState]):
         if not idle:
             return state, Verdict(discard=refused, reason="nobody is idle" if view.silos else "no silo is here")
         attempt = self.interval.attempt(state.interval)
-        interval_s = max(attempt.interval_s, 2 * _usual_overhead_s(idle, state.overheads))
+        overheads_s = [state.overheads[name].seconds for name in idle if name in state.overheads]
+        interval_s = max(attempt.interval_s, 2 * median(overheads_s or [0.0]))
         deadline_s = view.now_s + interval_s
         round = FspRound(
             begin_s=view.now_s,
@@ -305,10 +307,6 @@ class Fsp(BarrierPolicy[FspState]):
                 learned[name] = replace(known, clock=silo.clock) if silo.clock < known.clock else known
         return learned
 
-    def _refuses(self, meta: UpdateMeta, state: FspState, view: ClusterView) -> bool:
-        late = meta.base_version < view.version
-        return late and (self.late is Late.DROP or meta.base_version < state.fresh)
-
     def _awaited(self, idle: tuple[str, ...], number: int, view: ClusterView) -> frozenset[str]:
         if self.wait_for is None:
             return frozenset(idle)
@@ -332,11 +330,6 @@ class Fsp(BarrierPolicy[FspState]):
             return False
         left_s = round.deadline_s - view.now_s - overhead.seconds
         return left_s > 0 and left_s >= forecast.step_s(view.work[name].batch_size)
-
-
-def _usual_overhead_s(names: tuple[str, ...], overheads: Mapping[str, Overhead]) -> float:
-    known = [overheads[name].seconds for name in names if name in overheads]
-    return median(known) if known else 0.0
 
 
 def _at_work(view: ClusterView) -> list[str]:
