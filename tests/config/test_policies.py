@@ -74,7 +74,7 @@ def test_sections_inside_a_section_are_read() -> None:
     ("balancer", "expected"),
     [
         ("{kind: fixed}", Sizing(WORK)),
-        ("{kind: equalise}", Sizing(WORK, EqualisingBalancer(), fitter=CurveFitter(), evenness=0.1)),
+        ("{kind: equalise}", Sizing(WORK, EqualisingBalancer(), fitter=CurveFitter(), noise=0.3)),
         (
             "{kind: equalise, curve: {kind: linear}, multiple: 8, floor: 4, cap: 64, scale: learning_rate}",
             (InMultiples, Sizing(WORK, None, Scale.LEARNING_RATE, floor=4, cap=64)),

@@ -130,37 +130,44 @@ def test_whole_orders_are_equalised_overhead_included() -> None:
 
 
 @pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
-def test_noise_beside_a_long_overhead_is_not_balanced(balancer: Any) -> None:
-    """20 steps of 32 samples took 30 and 70 ms beside 5 s: equal sizes cost 20 ms, and 10 % of 5 s are 500 ms."""
+def test_a_little_time_beside_a_long_overhead_is_not_balanced(balancer: Any) -> None:
+    """20 steps of 32 samples took 30 and 70 ms beside 5 s: balance would save 0.5 % of a round, and cost 6 % more rounds.
+    Nearly equal sizes cost almost no rounds."""
     silos = [silo(Curve(640 / 0.03, overhead_s=5.0)), silo(Curve(640 / 0.07, overhead_s=5.1))]
-    assert batches(silos, balancer=balancer, evenness=0.1) == [32, 32]
-    assert [w.steps for w in plan(silos, balancer=balancer, evenness=0.1, scale=Scale.STEPS)] == [20, 20]
-    assert batches([*silos, silo(640 / 0.03, examples=20)], balancer=balancer, evenness=0.1) == [38, 38, 20], (
-        "equal, within caps"
-    )
+    sizing: dict[str, Any] = {"balancer": balancer, "noise": 0.3}
+    assert batches(silos, **sizing) == pytest.approx([32, 32], abs=1)
+    assert [w.steps for w in plan(silos, scale=Scale.STEPS, **sizing)] == pytest.approx([20, 20], abs=1)
+    capped = batches([*silos, silo(640 / 0.03, examples=20)], **sizing)
+    assert capped == pytest.approx([38, 38, 20], abs=3) and capped[2] == 20, "nearly equal, within caps"
 
 
 @pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
-def test_sizes_are_as_even_as_a_tenth_of_the_overhead_allows(balancer: Any) -> None:
-    """20 steps of x samples take x / 32 and x / 16 s. The balancer's 43 and 21 take 1.34 s; in 0.5 s more, the slow
-    silo can do 29. With a second fast silo, the balancer's 38, 39 and 19 take 1.22 s; 1.72 s allow the slow one 27.
-    """
-    fast, slow = silo(Curve(640.0, overhead_s=5.0)), silo(Curve(320.0, overhead_s=5.0))
-    assert batches([fast, slow], balancer=balancer, evenness=0.1) == [35, 29]
-    assert batches([fast, fast, slow], balancer=balancer, evenness=0.1) == [35, 34, 27]
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+@pytest.mark.parametrize("overhead_s", [0.0, 0.5, 5.0, 50.0])
+def test_sizes_promise_the_least_time_to_a_target(balancer: Any, noise: float, overhead_s: float) -> None:
+    """Three silos share 96 samples. All sizes whose round is at most 8 % longer than the shortest are tried here."""
+    speeds = np.array([1280.0, 640.0, 160.0])
 
+    def round_s(sizes: Any) -> Any:
+        return overhead_s + (20 * sizes / speeds).max(axis=-1)
 
-@pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
-def test_without_overhead_sizes_are_the_balancers(balancer: Any) -> None:
-    assert batches([silo(640.0), silo(320.0)], balancer=balancer, evenness=0.1) == [43, 21]
+    def target_s(sizes: Any) -> Any:
+        return round_s(sizes) * (1 + noise * ((32 / sizes).mean(axis=-1) - 1))
+
+    pairs = np.array([(a, b, 96 - a - b) for a in range(1, 95) for b in range(1, 96 - a)])
+    allowed = pairs[round_s(pairs) <= 1.08 * round_s(pairs).min()]
+    silos = [silo(Curve(float(speed), overhead_s=overhead_s)) for speed in speeds]
+    found = np.array(batches(silos, balancer=balancer, noise=noise))
+    assert target_s(found) <= 1.015 * target_s(allowed).min()
+    if overhead_s == 0:
+        assert found.tolist() == batches(silos, balancer=balancer), "the balancer's"
 
 
 def test_steps_are_equalised_overhead_included() -> None:
-    """Of 40 steps of 32 samples at 100 a second: 3.2 + 0.32 k = 0.32 (40 - k): k = 15. In 10 % of 3.2 s more: 16."""
+    """Of 40 steps of 32 samples at 100 a second: 3.2 + 0.32 k = 0.32 (40 - k): k = 15."""
     silos = [silo(Curve(100.0, overhead_s=3.2)), silo(100)]
-    for evenness, expected in (0.0, [(15, 32), (25, 32)]), (0.1, [(16, 32), (24, 32)]):
-        work = plan(silos, balancer=EQUALISING, scale=Scale.STEPS, evenness=evenness)
-        assert [(w.steps, w.batch_size) for w in work] == expected
+    work = plan(silos, balancer=EQUALISING, scale=Scale.STEPS)
+    assert [(w.steps, w.batch_size) for w in work] == [(15, 32), (25, 32)]
 
 
 def test_a_silo_nobody_has_measured_counts_as_the_median_in_every_part_of_its_curve() -> None:

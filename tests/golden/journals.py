@@ -57,7 +57,7 @@ def run(name: str, out: Path) -> Result:
     """Orders of a shipped strategy take a, b and c about 0.5, 1.25 and 2 s, or a third of that."""
     if name == BY_HAND:
         silos = machines({"speed": 300.0}, {"speed": 200.0, "overhead_s": 0.5}, {"speed": 100.0, "memory_samples": 20})
-        balancer = {"kind": "proportional", "evenness": 0}
+        balancer = {"kind": "proportional", "gradient_noise": 0}
         return simulate(out, silos, strategy(local={"steps": 4, "batch_size": 24}, balancer=balancer))
     of, _, kind = name.partition("-")
     changes = ["local.steps=4", f"stop={{seconds: {SECONDS.get(kind, 10.0 if of == 'feature' else 4.0)}}}"]

@@ -32,10 +32,6 @@ class Curve:
     def step_s(self, batch_size: float) -> float:
         return self.launch_s + max(batch_size, self.saturation) / self.speed
 
-    def largest(self, seconds: float) -> int:
-        """Return the largest batch of a step of at most ``seconds``; below `saturation`, no batch may be right."""
-        return int(min((seconds - self.launch_s) * self.speed + 1e-9, 2.0**52))
-
     def order_s(self, batch_size: float, steps: int) -> float:
         return self.overhead_s + steps * self.step_s(batch_size)
 

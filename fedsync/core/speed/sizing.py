@@ -17,6 +17,7 @@ from fedsync.core.actions import Action, Note
 from fedsync.core.orders import LocalWork, WorkReport
 from fedsync.core.protocols import AnyAdaptiveBalancer, Balancer, Bounds, RoundSeen
 from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.evenness import most_even
 from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.views import SiloView
 
@@ -39,16 +40,15 @@ class Scale(StrEnum):
 class Sizing:
     """Conversion of forecasts into work.
 
-    A balancer's curves include the silo's overhead, spread over its steps; `proportional` uses their speed only. Of the
-    sizes with nearly the balancer's round time, the most even are chosen.
+    A balancer's curves include the silo's overhead, spread over its steps; `proportional` uses their speed only. With
+    ``noise``, sizes can be more even than the balancer's, see `fedsync.core.speed.evenness`.
 
     Args:
         work: work of every silo without balancing.
         balancer: divides the total; None keeps ``work`` for every silo (FedAvg).
         floor, cap: smallest and largest batch of a silo [samples].
         adaptive: replaces ``balancer``; uses the durations of earlier rounds, see `Adaptation`.
-        evenness: share of the largest overhead by which a round may be longer for more even sizes; 0 for the
-            balancer's sizes.
+        noise: share of rounds that is due to noisy gradients, if sizes are equal; 0 for the balancer's sizes.
         within: largest allowed ratio between the work of two silos; None for no limit.
         fitter: learns the curves of the balancers; None assumes a step time proportional to the batch.
 
@@ -62,7 +62,7 @@ class Sizing:
     cap: int | None = None
     adaptive: AnyAdaptiveBalancer | None = None
     fitter: CurveFitter | None = None
-    evenness: float = 0.0
+    noise: float = 0.0
     within: float | None = None
 
     @property
@@ -106,25 +106,18 @@ class Sizing:
     def _balanced(
         self, curves: list[Curve], forecasts: list[Curve], per_order: int, total: int, bounds: Bounds
     ) -> NDArray[np.int64]:
-        """Return the most even of all sizes whose round is longer than with the balancer's sizes by at most
-        ``evenness`` of the largest overhead. An order takes ``per_order`` steps of ``curves``, overhead included.
-
-        Each silo has a largest size that ends in time. Sizes are equal, except where this limit is lower. Of all sizes
-        within the limits, these have the least sum of 1 / size, to which the variance of the mean gradient of silos
-        with equal weights is proportional.
+        """Return the balancer's sizes, or more even sizes if they promise less time to a target. ``curves`` include
+        the overhead; an order takes ``per_order`` units of their time.
         """
         assert self.balancer is not None
         sizes = self.balancer.plan(curves, total, bounds)
-        overhead_s = np.array([curve.overhead_s for curve in forecasts])
-        if self.evenness == 0 or not overhead_s.any():
+        if self.noise == 0:
             return sizes
-        taken_s = per_order * np.array([curve.step_s(size) for curve, size in zip(curves, sizes.tolist(), strict=True)])
-        # A balancer may consider training time only. So neither the round nor its training may become longer.
-        allowed_s = np.minimum(taken_s.max(), (taken_s - overhead_s).max() + overhead_s)
-        allowed_s = (allowed_s + self.evenness * overhead_s.max()) / per_order
-        fitting = [curve.largest(seconds) for curve, seconds in zip(curves, allowed_s.tolist(), strict=True)]
-        limits = Bounds(bounds.floor, np.clip(np.array(fitting, dtype=np.int64), sizes, bounds.cap))
-        return self.balancer.plan([Curve(1.0)] * len(curves), total, limits)
+        equal = [Curve(1.0)] * len(curves)
+        overhead_s = np.array([curve.overhead_s for curve in forecasts])
+        orders = [curve.scaled(per_order) for curve in curves]
+        limits = most_even(sizes, self.balancer.plan(equal, total, bounds), orders, overhead_s, self.noise, bounds)
+        return sizes if limits is sizes else self.balancer.plan(equal, total, Bounds(bounds.floor, limits))
 
     def _comparable(
         self, plan: Callable[[int, Bounds], NDArray[np.int64]], total: int, bounds: Bounds, curves: Sequence[Curve]

@@ -16,7 +16,7 @@ from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.speed.sizing import Scale, Sizing
 from fedsync.policies.balance.rounding import InMultiples
-from fedsync.policies.schema import Chosen, NonNegative, Policy, PositiveInt, register
+from fedsync.policies.schema import Chosen, PartOfOne, Policy, PositiveInt, register
 
 
 class BalancerPolicy(Policy):
@@ -143,9 +143,10 @@ class ForecastBalancer(SharingBalancer):
     speeds: Literal["measured", "declared"] = "measured"
     """Source of speeds: ``measured`` and forecast by the predictor, or ``declared`` by silos, with linear curves."""
 
-    evenness: NonNegative = 0.1
-    """Share of the largest overhead by which a round may be longer for more even work of the silos: gradients of small
-    batches are noisy, which can cost rounds. 0: as even as the speeds, as in the paper. Declared speeds count as 0."""
+    gradient_noise: PartOfOne = 0.3
+    """Share of rounds that is due to noisy gradients, if batches are equal. Gradients of small batches are noisier and
+    can cost rounds, so beside a long overhead batches are more even than speeds. 0: as the speeds, as in the paper.
+    Declared speeds count as 0."""
 
     def __post_init__(self) -> None:
         if self.scales_steps and self.multiple > 1:
@@ -179,5 +180,5 @@ class ForecastBalancer(SharingBalancer):
             self.floor,
             self.cap,
             fitter=None if self.declared else self.curve.fitter(),
-            evenness=0.0 if self.declared else self.evenness,
+            noise=0.0 if self.declared else self.gradient_noise,
         )
