@@ -68,7 +68,9 @@ def main() -> None:
         for noise in NOISES:
             ratio = str(compared({seed: found[cell, noise, seed] for seed in seeds}, base, cap_s))
             rows.append((cell.machines, f"{cell.overhead:g}", f"{noise:g}", ratio))
-            records.append({"machines": cell.machines, "overhead": cell.overhead, "gradient noise": noise, "ratio": ratio})
+            records.append(
+                {"machines": cell.machines, "overhead": cell.overhead, "gradient noise": noise, "ratio": ratio}
+            )
     columns = ["speeds", "overhead", "gradient noise", "seconds = rounds x seconds a round"]
     print_table("lb-bsp over FedAvg", columns, rows)
     write_json(options.out, {"records": records})

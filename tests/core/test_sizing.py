@@ -131,8 +131,8 @@ def test_whole_orders_are_equalised_overhead_included() -> None:
 
 @pytest.mark.parametrize("balancer", [PROPORTIONAL, EQUALISING])
 def test_a_little_time_beside_a_long_overhead_is_not_balanced(balancer: Any) -> None:
-    """20 steps of 32 samples took 30 and 70 ms beside 5 s: balance would save 0.5 % of a round, and cost 6 % more rounds.
-    Nearly equal sizes cost almost no rounds."""
+    """20 steps of 32 samples took 30 and 70 ms beside 5 s: balance would save 0.5 % of a round, and cost 6 % of the
+    rounds. Nearly equal sizes cost almost none."""
     silos = [silo(Curve(640 / 0.03, overhead_s=5.0)), silo(Curve(640 / 0.07, overhead_s=5.1))]
     sizing: dict[str, Any] = {"balancer": balancer, "noise": 0.3}
     assert batches(silos, **sizing) == pytest.approx([32, 32], abs=1)
