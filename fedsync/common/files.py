@@ -84,7 +84,7 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
         finally:
             unfinished.unlink(missing_ok=True)
         if settle:
-            _sync(path.parent)
+            sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -221,11 +221,11 @@ def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
 def settle_file(path: Path) -> None:
     """Wait until a file and its name would survive a crash of the machine; raises `ConfigError` on failure."""
     with writing(path):
-        _sync(path)
-        _sync(path.parent)
+        sync(path)
+        sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint: a pickle with dataclass fields by name, and array files that checkpoints share.
+"""Parts of a checkpoint: a pickle, and array files that checkpoints share.
 
 A checkpoint names its arrays: raw files named by their SHA-256. An array file exists completely or not at all. If a
 process already maps an array from a file, the file is linked instead of written again. Reading verifies the hash.
@@ -10,8 +10,8 @@ import hashlib
 import io
 import pickle
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Self
@@ -121,19 +121,17 @@ def read(folder: Path, name: ArrayName) -> Large:
 def dump(value: object, least: float = inf) -> tuple[bytes, list[Large]]:
     """Return the pickle and the arrays outside it, each once: large arrays, or those of at least ``least`` bytes."""
     file = io.BytesIO()
-    writer = _NamedPickler(file, least)
+    writer = _CheckpointPickler(file, least)
     writer.dump(value)
     return file.getvalue(), writer.large
 
 
 def load(data: bytes, arrays: Sequence[Large]) -> Any:
     """Return the value that `dump` received. Loading executes the pickle, so load only data of this program."""
-    return _NamedUnpickler(io.BytesIO(data), arrays).load()
+    return _CheckpointUnpickler(io.BytesIO(data), arrays).load()
 
 
-class _NamedPickler(pickle.Pickler):
-    """Pickler that writes dataclass fields by name; pickle's default writes slots in field order."""
-
+class _CheckpointPickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, least: float) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._least = least
@@ -150,33 +148,11 @@ class _NamedPickler(pickle.Pickler):
             self.large.append(value)
         return place
 
-    def reducer_override(self, value: Any) -> Any:
-        names = _field_names(type(value))
-        if names is None:
-            return NotImplemented
-        return _value, (type(value), {name: getattr(value, name) for name in names})
 
-
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    if kind not in _NAMES:
-        _NAMES[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
-    return _NAMES[kind]
-
-
-_NAMES: dict[type, tuple[str, ...] | None] = {}
-
-
-class _NamedUnpickler(pickle.Unpickler):
+class _CheckpointUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, arrays: Sequence[Large]) -> None:
         super().__init__(file)
         self._arrays = arrays
 
     def persistent_load(self, pid: int) -> Large:
         return self._arrays[pid]
-
-
-def _value(kind: type, named: Mapping[str, Any]) -> Any:
-    value: Any = object.__new__(kind)
-    for name, part in named.items():
-        object.__setattr__(value, name, part)
-    return value

@@ -9,8 +9,8 @@ may have the old version must not use their stored state. So the run gets a new 
 begins anew. An encrypted run sends no version without its checkpoint, so this happens only if a checkpoint is damaged.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
-Objects that change during a run define their own names (`fedsync.core.state`); frozen values are written as class and
-fields. Large arrays have their own files (`fedsync.server.array_files`), which the JSON line names.
+Objects that change during a run define their own names (`fedsync.core.state`); frozen values are pickled. Large arrays
+have their own files (`fedsync.server.array_files`), which the JSON line names.
 
 When `Checkpoints.save` returns, its files survive a crash of the process. Without encryption, a thread makes them
 survive a crash of the machine while training continues. It flushes journal, arrays and checkpoint to disk, in this
@@ -63,7 +63,7 @@ FOLDER = CHECKPOINTS
 _MOST_NAME = 40
 KEPT = 3
 
-FORMAT = 23
+FORMAT = 24
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
 _SUFFIX, _TORN = ".ckpt", ".torn"

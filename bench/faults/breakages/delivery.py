@@ -198,11 +198,6 @@ _CHANGES: Changes = {
     ),
     "server/array_files.py": (
         (
-            "checkpoints-depend-on-the-order-of-fields",
-            "        if names is None:\n            return NotImplemented\n",
-            "        return NotImplemented\n",
-        ),
-        (
             "sums-below-a-mebibyte-have-no-file",
             "return still and (value.nbytes >= least or is_large(value.nbytes))",
             "return still and is_large(value.nbytes)",

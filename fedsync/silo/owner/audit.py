@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import get_args
 
 from fedsync.common.errors import ConfigError, ProtocolError
-from fedsync.common.files import private_folder
+from fedsync.common.files import private_folder, sync
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.chunked_arrays import pieces
@@ -77,7 +77,7 @@ class AuditLog:
         line, digest = audit_chain.sealed_line(said)
         audit_chain.append_line(self._folder / file_name(self._file), line, self._size)
         if self._size == 0:
-            _sync(self._folder)
+            sync(self._folder)
         self._n, self._digest, self._size = self._n + 1, digest, self._size + len(line)
 
     def _find_end(self) -> None:
@@ -199,11 +199,3 @@ def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:
 def _first_number(path: Path) -> int:
     with path.open("rb") as file:
         return int(json.loads(file.readline(MOST_LINE))["n"])
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
