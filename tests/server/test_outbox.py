@@ -151,13 +151,7 @@ def test_what_cannot_be_lost_is_not_asked_for_again(outbox: Outbox, monkeypatch:
 )
 def test_an_answer_may_be_as_large_as_what_was_asked_for(outbox: Outbox, request_: Request, nbytes: int) -> None:
     """10 bytes for an update, and for a model; a snapshot may have several models."""
-    match request_:
-        case Train(order):
-            outbox.train("a", order, 0.0)
-        case EvaluateModel():
-            outbox.evaluate("a", request_, 0.0)
-        case _:
-            outbox.ask(1, request_, 0.0)
+    outbox.repeat(PendingMessage(1, request_, 9.0), "a", 0.0)
     (question,) = (question for _, question in outbox._posted)
     assert isinstance(question, SiloQuestion) and question.most == nbytes
 
