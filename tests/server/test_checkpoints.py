@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.proto.node_pb2 import NodeInfo
 from typer.testing import CliRunner
 
@@ -25,7 +25,7 @@ from fedsync.server.checkpoints import FOLDER, FORMAT, digest
 from fedsync.silo.protocol import EvaluateModel, Request, Train
 from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, killed_when, strategy_in
-from tests.flower.grid import DirectGrid, honest, silos_in_this_process, trainers, unless
+from tests.flower.grid import DirectGrid, silos_in_this_process, trainers, unless
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -269,31 +269,6 @@ def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypa
     with silos_in_this_process():
         strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     replay(tmp_path / JOURNAL)
-
-
-def test_a_late_answer_to_an_order_of_before_is_not_counted(tmp_path: Path) -> None:
-    """Silo a answers its new order under the name of the one that was lost with the server."""
-    cut_off(strategy_in(tmp_path), version=1)
-
-    def late(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        return late_to.pop() if message.metadata.message_type == "train" and late_to else reply
-
-    kept: list[Message] = []
-
-    def keeps(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        if message.metadata.message_type == "train":
-            kept.append(reply)
-        return reply
-
-    out = tmp_path / "other"
-    strategy_in(out).start(DirectGrid(3, {1: keeps}))
-    # The update that silo a sends first is that of its first order, which was committed before the server died.
-    late_to = [kept[0]]
-    strategy_in(tmp_path, resume=True).start(DirectGrid(3, {1: late}))
-    used = [update_id for commit in _commits(tmp_path) for update_id in commit.weights]
-    assert len(used) == len(set(used))
 
 
 def test_the_files_in_the_folder_are_the_configuration_that_is_resumed(tmp_path: Path) -> None:
