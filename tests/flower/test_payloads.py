@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord
 
 from fedsync.common.errors import ProtocolError
 from fedsync.flower.payloads import SMALL_BYTES, pack, read_model, unpack
-from fedsync.model.layout import Layout
+from fedsync.model.layout import Layout, as_vector
 
 
 @pytest.mark.parametrize(("size", "small"), [(0, True), (SMALL_BYTES, True), (SMALL_BYTES + 1, False)])
@@ -17,6 +17,12 @@ def test_bytes_come_as_they_went_and_not_more(size: int, small: bool) -> None:
     np.testing.assert_array_equal(unpack(packed, size, "silo"), sealed)
     with pytest.raises(ProtocolError, match=f"{size} bytes, at most {size - 1}"):
         unpack(packed, size - 1, "silo")
+
+
+@pytest.mark.parametrize("nbytes", [0, 7, 9, 16])
+def test_bytes_of_another_length_are_no_vector(nbytes: int) -> None:
+    with pytest.raises(ProtocolError, match=f"it has {nbytes} bytes, not 8"):
+        as_vector(np.zeros(nbytes, np.uint8), Layout(("w",), ((2,),)), "silo")
 
 
 RAW = Array("uint8", (8,), "raw", bytes(8))

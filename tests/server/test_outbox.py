@@ -221,6 +221,15 @@ class Recording:
         return [sent for sent, _ in self.outbox.replies(0.0)]
 
 
+def test_what_cannot_be_sent_is_lost_and_no_longer_waited_for() -> None:
+    recording = Recording()
+    recording.outbox._nodes.by_name["gone"] = 3
+    for name in ("a", "gone", "b"):
+        recording.outbox.train(name, replace(ORDER, update_id=f"{name}/1"), 0.0)
+    assert [sent.node for sent in recording.outbox.flush()] == [3]
+    assert [sent.node for sent in recording.outbox.waiting] == [1, 2]
+
+
 def test_the_transport_forgets_what_is_not_waited_for() -> None:
     outbox, kept = Recording().outbox, list[set[str]]()
     outbox.ask(1, Describe(), 0.0)
