@@ -189,8 +189,30 @@ def test_sealed_metrics_are_for_no_function() -> None:
 
 @dataclass(frozen=True)
 class Brief(FeaturePolicy):
+    """A user's feature that ends a run after one commit."""
+
     def build(self) -> Extension:
-        return Extension()
+        return _Ends()
+
+
+class _Ends(Extension):
+    name = "ends"
+    commits = 0
+
+    def on_commit(self, version: int, updates: object) -> None:
+        self.commits += 1
+
+    def stops(self, now_s: float) -> str | None:
+        return "one is enough" if self.commits else None
+
+    def state(self) -> dict[str, Any]:
+        return {"commits": self.commits}
+
+
+def test_a_feature_of_one_s_own_follows_a_run_on_flower(tmp_path: Path) -> None:
+    config = quick().model_copy(update={"extensions": (Brief(),)})
+    result = FedSync(config, out=tmp_path, timing=TIMING).start(DirectGrid(2), train_config=ConfigRecord({"mix": 1}))
+    assert result.summary["rounds"] == 1 and result.summary["stopped_by"] == "one is enough"
 
 
 def test_a_feature_is_listed_once() -> None:
