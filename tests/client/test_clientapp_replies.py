@@ -96,12 +96,6 @@ def epochs(msg: Message, context: Context, model: nn.Module) -> dict[str, float]
     return {}
 
 
-def nothing_loaded(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    for _ in steps(msg, []):
-        pass
-    return {}
-
-
 def diverging(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
     return {"train_loss": float("inf")}
 
@@ -164,5 +158,3 @@ def test_what_cannot_be_hosted_says_so_before_training() -> None:
         hosted(app_of(opaque), make=lambda: "a model")
     with pytest.raises(ConfigError, match=r"the number of this silo's samples is 0"):
         _ = hosted(app_of(lambda *parts: {"num-examples": 0})).examples
-    with pytest.raises(ConfigError, match="the loader has no batch"):
-        _ = hosted(app_of(nothing_loaded)).examples

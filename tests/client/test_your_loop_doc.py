@@ -17,7 +17,10 @@ PAGE, CLIENTAPP = DOCS / "your-loop.md", DOCS / "flower-clientapp.md"
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_flower_app_are_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cipher", ["plain", "pad"])
+def test_the_lines_of_the_flower_app_are_all_it_takes(
+    cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = PAGE.read_text(encoding="utf-8") + CLIENTAPP.read_text(encoding="utf-8")
     blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', text, re.DOTALL))
     changes, removed = [], ""
@@ -35,10 +38,11 @@ def test_the_lines_of_the_flower_app_are_all_it_takes(tmp_path: Path, monkeypatc
         (tmp_path / name).write_text(blocks[name], encoding="utf-8")
     (command,) = re.findall(r"`fedsync (run flower.yaml .*?)`", text)
     monkeypatch.chdir(tmp_path)
-    call(*command.split(), "--out", "out")
+    call(*command.split(), "--out", "out", "--set", f"cipher={{kind: {cipher}}}")
     rows = [json.loads(line) for line in Path("out/rounds.jsonl").read_text().splitlines()]
     assert rows[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
     assert rows[-1]["accuracy"] > 0.85
+    assert torch.load("out/model.pt", weights_only=True)["norm.num_batches_tracked"].dtype == torch.int64
 
 
 @pytest.mark.slow

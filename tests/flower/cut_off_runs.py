@@ -1,22 +1,22 @@
 """Runs of a few silos that answer at once; a server that dies, and one that goes on from what is on disk."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from flwr.app import Context, Message
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
-from fedsync.silo.protocol import Train
+from fedsync.silo.protocol import Request, Train
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import Answer, DirectGrid, asked, honest
+from tests.flower.grid import Answer, DirectGrid, unless
 
 
-def named_silos(names: str) -> ClusterConfig:
-    """Silos of one letter each, whose training takes no time."""
+def named_silos(names: Iterable[str]) -> ClusterConfig:
+    """Silos whose training takes no time."""
     return ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in names]})
 
 
@@ -52,16 +52,18 @@ def strategy_in(out: Path, *overrides: str, name: str = "fedavg", **options: obj
     return FedSync(config, SILOS, out=out, timing=TIMING, **options)  # type: ignore[arg-type]
 
 
-def killed_at(version: int) -> Answer:
-    """Silos that are honest until the server dies, which it does when it sends this version."""
+def killed_when(dies: Callable[[Request], bool]) -> Answer:
+    """Silos that are honest until the server dies, which it does when it sends such a request."""
 
-    def answer(message: Message, context: Context) -> Message | None:
-        request = asked(message)
-        if isinstance(request, Train) and request.order.base_version == version:
+    def sent(request: Request) -> None:
+        if dies(request):
             raise Killed
-        return honest(message, context)
 
-    return answer
+    return unless(sent)
+
+
+def killed_at(version: int) -> Answer:
+    return killed_when(lambda request: isinstance(request, Train) and request.order.base_version == version)
 
 
 def cut_off(strategy: FedSync, version: int, node: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -41,6 +42,26 @@ trainers: dict[Identity, TrainerService] = {}
 def honest(message: Message, context: Context) -> Message:
     """What the real silo side answers."""
     return client_app.app(message, context)
+
+
+def unless(lost: Callable[[Request], object]) -> Answer:
+    """A silo that is honest, and loses requests of which ``lost`` is true; ``lost`` hears each before its answer."""
+
+    def answer(message: Message, context: Context) -> Message | None:
+        return None if lost(asked(message)) else honest(message, context)
+
+    return answer
+
+
+def changing(kind: type, change: Callable[[Any, Payload | None], tuple[Reply, Payload | None]]) -> Answer:
+    """A silo that is honest but for its replies of this kind, which are what ``change`` makes of them."""
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        found, payload = said(reply)
+        return saying(message, *change(found, payload)) if isinstance(found, kind) else reply
+
+    return answer
 
 
 class DirectGrid(Grid):
@@ -120,6 +141,19 @@ def connect(identity: Identity, make: Callable[[Identity], TrainerService] = Tra
     if identity not in trainers:
         trainers[identity] = make(identity)
     return trainers[identity].ask
+
+
+def keep_state(monkeypatch: pytest.MonkeyPatch, folder_of: Callable[[Identity], Path]) -> None:
+    """Trainers in this process keep what survives them in a folder each."""
+
+    def make(identity: Identity) -> TrainerService:
+        folder = folder_of(identity)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        identity.save(folder)
+        return TrainerService(identity, folder)
+
+    monkeypatch.setattr(answers, "connect", lambda identity: connect(identity, make))
 
 
 def kind(message: Message) -> str:

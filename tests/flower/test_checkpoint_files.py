@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.operator.operator_commands import PauseRun
 from fedsync.core.orders import SiloFacts, Split, Subject, WorkOrder
 from fedsync.model.layout import Layout
-from fedsync.server.checkpoints import FOLDER, Checkpoints, Moment, Origin, new_identity, newest_version, prepare
+from fedsync.server.checkpoints import FOLDER, Checkpoints, Moment, Origin, newest_version, prepare
 
 ORDER = Dispatch("a", WorkOrder("a/1", 0, 1, 8, 1, 0.1, seed=0))
 COMMIT = b'{"actions":[{"type":"Commit"}]}\n'
@@ -171,10 +170,3 @@ def test_a_torn_one_is_remembered_and_the_run_keeps_its_first_name(tmp_path: Pat
         journal(tmp_path, COMMIT)
     assert [began for _, began in names] == ["first", "first"]
     assert len({"first", *(run for run, _ in names)}) == 3, "each time silos may have heard of another version"
-
-
-def test_what_silos_call_a_run_begins_with_the_name_that_people_know() -> None:
-    one, other = new_identity("lb-bsp"), new_identity("lb-bsp")
-    assert one != other and one.rpartition("-")[0] == "lb-bsp"
-    assert re.fullmatch(r"a-2J-[0-9a-f]{16}", new_identity("a/\x1b[2J"))
-    assert len(new_identity("x" * 500)) < 64

@@ -258,12 +258,6 @@ def test_what_is_no_text_is_no_join(content: RecordDict) -> None:
     assert messages.read_join(Message(content, dst_node_id=1, message_type="query")) is None
 
 
-def test_a_relay_says_that_it_is_one() -> None:
-    asked = posing(Describe())
-    assert messages.is_relay(messages.answer(asked, "", relay=True))
-    assert not messages.is_relay(messages.answer(asked, "")) and not messages.is_relay(reply(relay=True))
-
-
 def test_a_reason_is_short_and_prints() -> None:
     assert shortened(None) == ""
     assert shortened("out\n of\t memory") == "out of memory"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.app.error import Error
 
 from fedsync.flower import flower_messages as messages
@@ -62,11 +62,6 @@ def asked(answer: Answer, sent: SiloQuestion) -> SiloAnswer:
 def test_an_error_of_flower_s_is_no_answer_and_says_its_code() -> None:
     found = asked(lambda message, context: Message(Error(2, "disk\x1b full"), reply_to=message), question())
     assert (found.problem, found.check, found.code) == ("error 2: disk\\x1b full", "answer", 2)
-
-
-def test_records_that_are_no_answer_are_a_problem_of_the_silo_s() -> None:
-    found = asked(lambda message, context: Message(RecordDict(), reply_to=message), question())
-    assert found.problem and found.check == "message" and found.code is None
 
 
 def test_small_questions_go_together_and_a_node_that_is_gone_loses_its_own_only() -> None:

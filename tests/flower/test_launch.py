@@ -32,11 +32,6 @@ def test_programs_are_flower_s_own(name: str) -> None:
     assert launch.entry_point(name).load().__module__.startswith("flwr.")
 
 
-def test_a_program_that_flower_does_not_have_is_none() -> None:
-    with pytest.raises(ValueError, match="unpack"):
-        launch.entry_point("nothing")
-
-
 @pytest.mark.slow
 def test_a_supernode_without_a_connection_ends_whatever_it_has_begun() -> None:
     done = run("supernode", "--insecure")

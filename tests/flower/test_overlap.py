@@ -22,7 +22,7 @@ from fedsync.silo.protocol import Completed, Identity, Train
 from fedsync.silo.session.order_queue import OrderJob
 from fedsync.silo.session.service import TrainerService
 from tests.e2e.deployed import SMALL
-from tests.flower.cut_off_runs import SILOS, Killed, with_keys
+from tests.flower.cut_off_runs import SILOS, Killed, killed_at, with_keys
 from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process, trainers
 
 ROUNDS = 6
@@ -164,15 +164,9 @@ def test_of_two_orders_that_a_trainer_has_lost_the_one_from_the_newest_version_i
 def test_a_server_that_died_gives_up_both_orders_of_each_silo_and_goes_on(
     section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies(message: Message, context: Context) -> Message:
-        request = asked(message)
-        if isinstance(request, Train) and request.order.base_version == 3:
-            raise Killed
-        return honest(message, context)
-
     run = Run(tmp_path, monkeypatch, "carry: 0.5, inner: {kind: bsp}", section)
     with pytest.raises(Killed):
-        run.start({2: dies})
+        run.start({2: killed_at(3)})
     fates, commits = accounted(run.start(resume=True))
     assert len([commit for commit in commits if commit.weights]) >= ROUNDS
     assert all(len(fate) == 1 for fate in fates.values()), fates

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.flower.result import RunResult
 from fedsync.model.tensor_parts import ModelForm
+from fedsync.model.transfer import Payload
 from fedsync.observe.run_builder import measuring
 from fedsync.server.checkpoints import digest, prepare
 from fedsync.silo.owner.key_lookup import KEYS
-from fedsync.silo.protocol import Describe, Hello
+from fedsync.silo.protocol import Hello
 from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import SILOS, with_keys
-from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying
+from tests.flower.grid import Answer, DirectGrid, changing
 from tests.simulation.test_parts import APP, TASK
 
 pytestmark = pytest.mark.usefixtures("silos_here")
@@ -44,16 +45,7 @@ def app(folder: Path, **options: str) -> dict[str, object]:
 
 def lying(form: ModelForm | None) -> Answer:
     """A silo that is honest but for what it says of its model."""
-
-    def answer(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        if not isinstance(asked(message), Describe):
-            return reply
-        hello, payload = said(reply)
-        assert isinstance(hello, Hello)
-        return saying(message, replace(hello, form=form), payload)
-
-    return answer
+    return changing(Hello, lambda hello, payload: (replace(hello, form=form), payload))
 
 
 @pytest.mark.parametrize(
@@ -71,17 +63,14 @@ def test_what_the_server_is_told_of_frozen_tensors(tmp_path: Path, monkeypatch: 
     """In the clear their digest; with keys something of this run alone, which nobody without a key can compute."""
     told: list[str] = []
 
-    def listening(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if isinstance(asked(message), Describe):
-            hello, _ = said(reply)
-            assert isinstance(hello, Hello) and hello.form is not None
-            told.append(hello.form.frozen)
-        return reply
+    def heard(hello: Hello, payload: Payload | None) -> tuple[Hello, Payload | None]:
+        assert hello.form is not None
+        told.append(hello.form.frozen)
+        return hello, payload
 
     for number, cipher in enumerate(("plain", "plain", "pad", "pad")):
         (tmp_path / str(number)).mkdir()
-        grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
+        grid = DirectGrid(3, dict.fromkeys((1, 2, 3), changing(Hello, heard)))
         started(tmp_path / str(number), monkeypatch, app(tmp_path), f"cipher={{kind: {cipher}}}", grid=grid)
         monkeypatch.delenv(KEYS, raising=False)
     runs = [set(told[start : start + 3]) for start in range(0, 12, 3)]

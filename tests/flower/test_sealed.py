@@ -11,24 +11,20 @@ import pytest
 from flwr.app import Context, Message
 from flwr.app.error import Error
 
-from fedsync.common.errors import ConfigError, OwnerRefusal
-from fedsync.common.files import private_folder
+from fedsync.common.errors import ConfigError
 from fedsync.common.run_claim import EVIDENCE
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.extras.tracing.evidence import UPDATES, versions
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.transfer import VersionMismatch
-from fedsync.silo.agent import answers
 from fedsync.silo.owner.key_lookup import KEYS
-from fedsync.silo.protocol import COPY, EvaluateModel, Hello, Identity, Question, Train
-from fedsync.silo.session.service import TrainerService
+from fedsync.silo.protocol import COPY, EvaluateModel, Hello, Question, Request, Train
 from fedsync.train.loop import Trainer
 from fedsync.train.weights import initial_model
 from tests.e2e.deployed import SMALL
 from tests.flower.cut_off_runs import SILOS, TIMING, named_silos, with_keys
-from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying, trainers
+from tests.flower.grid import Answer, DirectGrid, asked, changing, honest, keep_state, saying, trainers, unless
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -135,13 +131,6 @@ def test_what_a_silo_finds_is_in_none_of_its_messages_unless_that_is_wanted(
     assert len(own) > 9 and (found == [] if metrics == "sealed" else len(found) == len(own))
 
 
-def test_a_silo_with_keys_sends_nothing_in_the_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEYS, str(tmp_path))
-    spec = RunSpec.of(StrategyConfig.load("fedavg", QUICK), SILOS, 3).dump()
-    with pytest.raises(OwnerRefusal, match="updates in the clear, and this silo has keys"):
-        TrainerService(Identity(spec, 0, "a"))
-
-
 def test_a_server_without_its_key_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = StrategyConfig.load("fedavg", [*QUICK, "cipher={kind: bfv}"])
     with pytest.raises(ConfigError, match="the server was given no key file"):
@@ -176,16 +165,14 @@ def test_a_silo_that_is_lost_while_the_last_sum_is_opened_is_not_asked_to_evalua
     """The final evaluation waits for the sum, and the loss ends this wait."""
     scores_are_sealed = False
 
-    def leaves(message: Message, context: Context) -> Message | None:
+    def leaves(request: Request) -> bool:
         nonlocal scores_are_sealed
-        request = asked(message)
         scores_are_sealed |= isinstance(request, Train) and request.order.scores_only
-        if isinstance(request, Question) and scores_are_sealed:
+        if gone := isinstance(request, Question) and scores_are_sealed:
             grid.nodes.discard(3)
-            return None
-        return honest(message, context)
+        return gone
 
-    grid = DirectGrid(3, {3: leaves})
+    grid = DirectGrid(3, {3: unless(leaves)})
     summary, _ = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}", "stop.rounds=1", grid=grid)
     assert summary["rounds"] == 1
     assert [node for node, kind in grid.pushed if kind == "EvaluateModel"] == [1, 2]
@@ -194,20 +181,11 @@ def test_a_silo_that_is_lost_while_the_last_sum_is_opened_is_not_asked_to_evalua
 # What silos keep is lost, or they say so.
 
 
-def _folders(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-    """Trainers keep what survives them in a folder each."""
-
-    def make(identity: Identity) -> TrainerService:
-        return TrainerService(identity, private_folder(root / str(identity.index)))
-
-    monkeypatch.setattr(answers, "connect", lambda identity: connect(identity, make))
-
-
 @pytest.mark.slow
 def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _folders(monkeypatch, tmp_path / "state")
+    keep_state(monkeypatch, lambda identity: tmp_path / "state" / str(identity.index))
     orders: list[str] = []
 
     def unlucky(message: Message, context: Context) -> Message | None:
@@ -234,12 +212,7 @@ def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
 
 
 def _hello_with(holds: int) -> Answer:
-    def liar(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        hello, greeting = said(reply)
-        return saying(message, replace(hello, holds=holds), greeting) if isinstance(hello, Hello) else reply
-
-    return liar
+    return changing(Hello, lambda hello, greeting: (replace(hello, holds=holds), greeting))
 
 
 def _lacking(holds: int, kind: type) -> Answer:

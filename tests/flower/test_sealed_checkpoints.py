@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
 
 from fedsync.common import codec
 from fedsync.common.errors import ConfigError, RunError
@@ -24,10 +23,10 @@ from fedsync.server import checkpoints
 from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName
 from fedsync.server.checkpoints import FOLDER, Checkpoints
 from fedsync.server.operator_requests import OperatorRequests
-from fedsync.silo.protocol import Question, Train
+from fedsync.silo.protocol import Question, Request, Train
 from tests.flower import cut_off_runs
-from tests.flower.cut_off_runs import Killed, all_is_large, cut_off, keys_for, killed_at, strategy_in
-from tests.flower.grid import DirectGrid, asked, honest, trainers
+from tests.flower.cut_off_runs import Killed, all_is_large, cut_off, keys_for, killed_at, killed_when, strategy_in
+from tests.flower.grid import DirectGrid, trainers, unless
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -104,12 +103,7 @@ def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died
     out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
     keys = keys_for(tmp_path, monkeypatch, *given)
 
-    def dies(message: Message, context: Context) -> Message | None:
-        request = asked(message)
-        if isinstance(request, Train) and request.order.scores_only:
-            raise Killed
-        return honest(message, context)
-
+    dies = killed_when(lambda request: isinstance(request, Train) and request.order.scores_only)
     with pytest.raises(Killed):
         strategy_in(out, *given, keys=keys).start(DirectGrid(3, {node: dies}))
     again = strategy_in(out, *given, keys=keys, resume=True).start(DirectGrid(3))
@@ -126,12 +120,10 @@ def test_a_checkpoint_of_a_request_amid_the_last_scores_loses_none_of_them(
     out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
     keys = keys_for(tmp_path, monkeypatch, *given)
 
-    def asks(message: Message, context: Context) -> Message | None:
-        request = asked(message)
-        if not (isinstance(request, Train) and request.order.scores_only):
-            return honest(message, context)
-        write_private(out / OPERATOR / "1.ask", codec.dumps(PauseRun(), OperatorQuestion).encode())
-        return None
+    def asks(request: Request) -> bool:
+        if last := isinstance(request, Train) and request.order.scores_only:
+            write_private(out / OPERATOR / "1.ask", codec.dumps(PauseRun(), OperatorQuestion).encode())
+        return last
 
     def dies(desk: OperatorRequests, told: JournalEntry) -> None:
         if any(isinstance(action, OperatorAnswered) for action in told.actions):
@@ -140,7 +132,7 @@ def test_a_checkpoint_of_a_request_amid_the_last_scores_loses_none_of_them(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(OperatorRequests, "on_saved", dies)
         patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
-        strategy_in(out, *given, keys=keys).start(DirectGrid(3, {3: asks}))
+        strategy_in(out, *given, keys=keys).start(DirectGrid(3, {3: unless(asks)}))
     again = strategy_in(out, *given, keys=keys, resume=True).start(DirectGrid(3))
     assert again.summary["scored_round"] == 2
     entries = replay(out / JOURNAL)
@@ -249,11 +241,7 @@ def test_a_server_that_dies_before_the_sum_is_open_still_goes_back(
 ) -> None:
     out, keys = tmp_path / "run", keys_for(tmp_path, monkeypatch, *ROLLBACK)
 
-    def dies(message: Message, context: Context) -> Message | None:
-        if isinstance(asked(message), Question) and '"Rollback"' in (out / JOURNAL).read_text():
-            raise Killed
-        return honest(message, context)
-
+    dies = killed_when(lambda request: isinstance(request, Question) and '"Rollback"' in (out / JOURNAL).read_text())
     with pytest.raises(Killed):
         strategy_in(out, *ROLLBACK, keys=keys).start(DirectGrid(3, {1: dies}))
     assert strategy_in(out, *ROLLBACK, keys=keys, resume=True).start(DirectGrid(3)).summary["lost"] == []

@@ -24,9 +24,9 @@ from fedsync.flower import run_log
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.observe.replay import replay
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.protocol import Train
+from fedsync.silo.protocol import Request, Train
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, asked, honest
+from tests.flower.grid import DirectGrid, honest, unless
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -202,9 +202,7 @@ def test_a_run_that_fails_says_where_its_files_are_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard(caplog, monkeypatch)
-    failing = dict.fromkeys(
-        (1, 2), lambda message, context: None if "Train" in str(asked(message)) else honest(message, context)
-    )
+    failing = dict.fromkeys((1, 2), unless(lambda request: isinstance(request, Train)))
     strategy = FedSync(StrategyConfig.load("fedavg", QUICK), out=tmp_path, timing=replace(TIMING, order_timeout_s=0.1))
     with pytest.raises(RunError):
         strategy.start(DirectGrid(2, failing))
@@ -257,13 +255,11 @@ def test_a_part_of_the_silos_evaluates_each_version(part: float, evaluating: int
     """Five silos, three versions that orders bring; the last version all evaluate, unless nobody does."""
     orders: list[WorkOrder] = []
 
-    def answer(message: Message, context: Context) -> Message | None:
-        request = asked(message)
+    def heard(request: Request) -> None:
         if isinstance(request, Train):
             orders.append(request.order)
-        return honest(message, context)
 
-    grid = DirectGrid(5, dict.fromkeys(range(1, 6), answer))
+    grid = DirectGrid(5, dict.fromkeys(range(1, 6), unless(heard)))
     strategy = _strategy(tmp_path, f"fraction_evaluate={part}", "stop.rounds=3", "min_silos=5")
     result = strategy.start(grid)
     for version in range(3):

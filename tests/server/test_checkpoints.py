@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.proto.node_pb2 import NodeInfo
 from typer.testing import CliRunner
 
@@ -22,10 +22,10 @@ from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
 from fedsync.server.checkpoints import FOLDER, FORMAT, digest
-from fedsync.silo.protocol import Train
+from fedsync.silo.protocol import EvaluateModel, Request, Train
 from tests.flower import cut_off_runs
-from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
-from tests.flower.grid import DirectGrid, asked, honest, silos_in_this_process, trainers
+from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, killed_when, strategy_in
+from tests.flower.grid import DirectGrid, silos_in_this_process, trainers, unless
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -108,11 +108,7 @@ def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) 
 
 
 def _dies_in_its_last_evaluation(out: Path) -> None:
-    def dies(message: Message, context: Context) -> Message | None:
-        if message.metadata.message_type == "evaluate":
-            raise Killed
-        return honest(message, context)
-
+    dies = killed_when(lambda request: isinstance(request, EvaluateModel))
     with pytest.raises(Killed):
         strategy_in(out).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
 
@@ -132,11 +128,7 @@ def test_a_silo_that_leaves_while_a_resumed_run_waits_for_others_is_not_asked_to
     _dies_in_its_last_evaluation(tmp_path)
     monkeypatch.setattr(cut_off_runs, "TIMING", replace(cut_off_runs.TIMING, look_s=0.1, return_timeout_s=2.0))
 
-    def leaves(message: Message, context: Context) -> Message | None:
-        grid.nodes.discard(3)
-        return honest(message, context)
-
-    grid = DirectGrid(3, {3: leaves})
+    grid = DirectGrid(3, {3: unless(lambda request: grid.nodes.discard(3))})
     grid.nodes.discard(2)
     summary = strategy_in(tmp_path, resume=True).start(grid).summary
     assert sorted(grid.pushed) == [(1, "Describe"), (1, "EvaluateModel"), (3, "Describe")]
@@ -156,14 +148,16 @@ def test_a_run_that_was_cut_off_between_two_evaluations_goes_on(tmp_path: Path) 
                 raise Killed
             return super().get_nodes()
 
-    def trains(message: Message, context: Context) -> Message | None:
-        request = asked(message)
-        if not (isinstance(request, Train) and request.order.apart):
-            return honest(message, context)
-        grid.nodes -= {context.node_id} & {3}
-        return None
+    def trains_for_ever(request: Request) -> bool:
+        return isinstance(request, Train) and request.order.apart
 
-    grid, own = DiesAfterALoss(3, dict.fromkeys((1, 2, 3), trains)), "evaluation.cross_site={local: true}"
+    def leaves(request: Request) -> bool:
+        if trains_for_ever(request):
+            grid.nodes.discard(3)
+        return trains_for_ever(request)
+
+    grid, own = DiesAfterALoss(3), "evaluation.cross_site={local: true}"
+    grid.answers = {1: unless(trains_for_ever), 2: unless(trains_for_ever), 3: unless(leaves)}
     with pytest.raises(Killed):
         strategy_in(tmp_path, own).start(grid)
     strategy_in(tmp_path, own, resume=True).start(DirectGrid(3))
@@ -275,31 +269,6 @@ def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypa
     with silos_in_this_process():
         strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     replay(tmp_path / JOURNAL)
-
-
-def test_a_late_answer_to_an_order_of_before_is_not_counted(tmp_path: Path) -> None:
-    """Silo a answers its new order under the name of the one that was lost with the server."""
-    cut_off(strategy_in(tmp_path), version=1)
-
-    def late(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        return late_to.pop() if message.metadata.message_type == "train" and late_to else reply
-
-    kept: list[Message] = []
-
-    def keeps(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        if message.metadata.message_type == "train":
-            kept.append(reply)
-        return reply
-
-    out = tmp_path / "other"
-    strategy_in(out).start(DirectGrid(3, {1: keeps}))
-    # The update that silo a sends first is that of its first order, which was committed before the server died.
-    late_to = [kept[0]]
-    strategy_in(tmp_path, resume=True).start(DirectGrid(3, {1: late}))
-    used = [update_id for commit in _commits(tmp_path) for update_id in commit.weights]
-    assert len(used) == len(set(used))
 
 
 def test_the_files_in_the_folder_are_the_configuration_that_is_resumed(tmp_path: Path) -> None:

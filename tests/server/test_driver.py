@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,10 @@ from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.agent.answers import identify
-from fedsync.silo.protocol import AskModel, Collect, Reply, Snapshot, Train
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.silo.protocol import Collect, Snapshot, Train
 from tests.e2e.deployed import SMALL
 from tests.flower.cut_off_runs import SILOS, TIMING
-from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying
-from tests.transport.memory_transport import MemoryTransport
+from tests.flower.grid import Answer, DirectGrid, asked, changing, honest, saying
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -41,39 +36,28 @@ def fed_sync(tmp_path: Path, *overrides: str, timing: Timeouts | None = None) ->
     return FedSync(config, SILOS, out=tmp_path, timing=timing or TIMING)
 
 
-def _spoil_train(change: Any) -> Answer:
-    """A silo that is honest but for what ``change`` does to the answer to TRAIN."""
+def _instead(change: Callable[[Message, Message], Message]) -> Answer:
+    """A silo that is honest but for what ``change`` makes of the message and its answer to TRAIN."""
 
-    def answer(message: Message, context: Context) -> Message | None:
+    def answer(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         return change(message, reply) if message.metadata.message_type == "train" else reply
 
     return answer
 
 
-def _changed(change: Callable[[WorkReport, Vector], tuple[Reply, Payload | None]]) -> Any:
-    """The answer with another report or another update."""
-
-    def spoil(message: Message, reply: Message) -> Message:
-        report, update = said(reply)
-        assert isinstance(report, WorkReport) and update is not None
-        return saying(message, *change(report, update.view(np.float32)))
-
-    return spoil
+def _update(change: Callable[[Vector], Payload]) -> Answer:
+    return changing(WorkReport, lambda report, update: (report, change(update.view(np.float32))))
 
 
-def _update(change: Callable[[Vector], Payload]) -> Any:
-    return _changed(lambda report, update: (report, change(update)))
+def _report(**changes: Any) -> Answer:
+    return changing(WorkReport, lambda report, update: (replace(report, **changes), update))
 
 
-def _report(**changes: Any) -> Any:
-    return _changed(lambda report, update: (replace(report, **changes), update))
-
-
-def _record(array: Array | str) -> Any:
+def _record(array: Array | str) -> Answer:
     """The answer with this in place of the update's bytes."""
 
-    def spoil(message: Message, reply: Message) -> Message:
+    def spoilt(message: Message, reply: Message) -> Message:
         texts = reply.content.config_records["fedsync"]
         del texts["payload"]
         if isinstance(array, str):
@@ -81,20 +65,14 @@ def _record(array: Array | str) -> Any:
             return reply
         return Message(RecordDict({"fedsync": texts, "payload": ArrayRecord({"flat": array})}), reply_to=message)
 
-    return spoil
+    return _instead(spoilt)
 
 
-def _nan(update: Vector) -> Vector:
-    return np.full_like(update, np.nan)
-
-
-BAD_REPLIES = {
-    "nan": (_update(_nan), "finite"),
+BAD_REPLIES: dict[str, tuple[Answer, str]] = {
+    "nan": (_update(lambda update: np.full_like(update, np.nan)), "finite"),
     "too few bytes": (_update(lambda update: update[:-1]), "length"),
-    "too many bytes": (_update(lambda update: np.concatenate([update, update])), "length"),
     "wrong type": (_update(lambda update: update.astype(np.float64)), "length"),
-    "no bytes are numbers": (_update(lambda update: np.full(update.nbytes, 255, np.uint8)), "finite"),
-    "no update": (_changed(lambda report, update: (report, None)), "brings no 'payload'"),
+    "no update": (changing(WorkReport, lambda report, update: (report, None)), "brings no 'payload'"),
     "text for bytes": (_record("x"), "brings no 'payload'"),
     "an array for NumPy's loader, which might unpickle": (_record(Array(np.zeros(3))), "arrays"),
     "no speed": (_report(compute_s=0.0), "compute time"),
@@ -102,21 +80,18 @@ BAD_REPLIES = {
     "nan loss": (_report(loss=1e400 - 1e400), "message"),
     "other version": (_report(base_version=99), "version"),
     "too many steps": (_report(steps=2, samples=16), "steps"),
-    "no report": (lambda message, reply: saying(message, Snapshot(1)), "Train is answered with Snapshot"),
-    "no text": (lambda message, reply: Message(RecordDict(), reply_to=message), "brings no 'text'"),
-    "no such reply": (lambda message, reply: messages.answer(message, '{"type":"Nonsense"}'), "message"),
-    "error": (lambda message, reply: Message(Error(code=2, reason="disk full"), reply_to=message), "disk full"),
+    "no report": (_instead(lambda message, reply: saying(message, Snapshot(1))), "Train is answered with Snapshot"),
+    "no text": (_instead(lambda message, reply: Message(RecordDict(), reply_to=message)), "brings no 'text'"),
+    "no such reply": (_instead(lambda message, reply: messages.answer(message, '{"type":"Nonsense"}')), "message"),
+    "error": (_instead(lambda message, reply: Message(Error(2, "disk full"), reply_to=message)), "disk full"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_REPLIES)
 def test_a_bad_reply_costs_its_silo_the_round_and_nothing_else(name: str, tmp_path: Path) -> None:
-    change, check = BAD_REPLIES[name]
-    grid = DirectGrid(3, {1: _spoil_train(change)})
-
-    result = fed_sync(tmp_path).start(grid)
-
+    answer, check = BAD_REPLIES[name]
+    result = fed_sync(tmp_path).start(DirectGrid(3, {1: answer}))
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
     journal = (tmp_path / "journal.jsonl").read_text()
     assert check in journal
@@ -135,32 +110,6 @@ def test_honest_silos_end_with_the_last_round_evaluated(tmp_path: Path) -> None:
     assert result.evaluate_metrics_clientapp[ROUNDS]["accuracy"] == pytest.approx(summary["accuracy"])
     # 3 orders and 3 last evaluations brought the model, 9 updates went up; all are the model's size.
     assert summary["bytes_down"] == (9 + 3) * summary["bytes_up"] // 9
-
-
-def test_silos_in_memory_end_with_the_model_of_silos_behind_flower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    silos = MemoryTransport()
-
-    def trainer(share: int, asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
-        identity = identify(asked.spec, {"partition-id": share})
-        return SiloAnswer("", *connect(identity)(asked.text, payload))
-
-    for share in range(3):
-        silos.join(share + 1, partial(trainer, share))
-    expected = fed_sync(tmp_path / "flower").start(DirectGrid(3)).arrays
-    monkeypatch.setattr("fedsync.flower.flower_strategy.way_to_silos", lambda grid, out: nullcontext(silos))
-    found = fed_sync(tmp_path / "memory").start(DirectGrid(0)).arrays
-    assert [array.data for array in found.values()] == [array.data for array in expected.values()]
-
-
-def test_silos_train_models_of_their_own_when_the_rounds_are_over(tmp_path: Path) -> None:
-    """Such a model stays at its silo: neither its orders nor its updates bring a byte."""
-    fed_sync(tmp_path, "evaluation.cross_site={local: true, fine_tune: 2}").start(DirectGrid(3))
-    assert "WorkFailed" not in (tmp_path / "journal.jsonl").read_text()
-    models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
-    own = [(each["subject"], each["silo"]) for each in models if each.get("silo")]
-    assert own == [(subject, silo) for subject in ("local", "tuned") for silo in "abc"]
 
 
 def test_evaluate_fn_sees_the_version_of_a_rollback(tmp_path: Path) -> None:
@@ -253,9 +202,8 @@ def test_a_silo_that_is_slow_to_answer_trains_and_evaluates_once(tmp_path: Path)
 
 
 def test_all_silos_fail_for_ever(tmp_path: Path) -> None:
-    broken = _spoil_train(BAD_REPLIES["error"][0])
     with pytest.raises(RunError, match="disk full"):
-        fed_sync(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), broken)))
+        fed_sync(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), BAD_REPLIES["error"][0])))
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 0
 
 
@@ -276,28 +224,6 @@ def test_the_word_to_stop_reaches_silos_at_work(tmp_path: Path) -> None:
     steps = {silo["name"]: silo["steps"] for silo in result.summary["silos"]}
     assert steps["c"] == 40
     assert 1 <= steps["a"] < 20 and 1 <= steps["b"] < 20
-
-
-def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: list[ArrayRecord] = []
-    fed_sync(tmp_path / "with").start(DirectGrid(3), evaluate_fn=lambda version, arrays: expected.append(arrays))
-
-    def no_data(*arguments: Any) -> Any:
-        raise ConfigError("task.files", "there is no such file", "Only silos have data")
-
-    monkeypatch.setattr("fedsync.flower.flower_strategy.task_model", no_data)
-    seen: list[ArrayRecord] = []
-    grid = DirectGrid(3)
-
-    def cannot_send_a_model(message: Message, context: Context) -> Message | None:
-        if isinstance(asked(message), AskModel):
-            return Message(Error(code=2, reason="no"), reply_to=message)
-        return honest(message, context)
-
-    grid.answers[1] = cannot_send_a_model
-    fed_sync(tmp_path / "without").start(grid, evaluate_fn=lambda version, arrays: seen.append(arrays))
-    for name, array in expected[0].items():
-        np.testing.assert_array_equal(seen[0][name].numpy(), array.numpy())
 
 
 def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message
 
 from fedsync.core.coordinator import Coordinator
 from fedsync.server.checkpoints import Checkpoints
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.protocol import Train
-from tests.flower.grid import DirectGrid, asked, honest
+from fedsync.silo.protocol import Request, Train
+from tests.flower.grid import DirectGrid, unless
 from tests.server.test_driver import fed_sync
 
 pytestmark = pytest.mark.usefixtures("silos_here")
@@ -23,8 +22,7 @@ def test_a_silo_whose_node_is_away_for_a_while_still_gets_its_baseline(tmp_path:
     grid = DirectGrid(3)
     apart: list[int] = []
 
-    def first(message: Message, context: Context) -> Message:
-        request = asked(message)
+    def first(request: Request) -> None:
         if isinstance(request, Train) and request.order.apart:
             apart.append(request.order.after)
             if len(apart) == 1:
@@ -34,9 +32,8 @@ def test_a_silo_whose_node_is_away_for_a_while_still_gets_its_baseline(tmp_path:
                 grid.starts[2] += 1
             elif len(apart) > 3:
                 time.sleep(0.1)  # others train for as long as the silo needs to join
-        return honest(message, context)
 
-    grid.answers[1] = first
+    grid.answers[1] = unless(first)
     timing = Timeouts(poll_s=0.001, look_s=0.2, order_timeout_s=20, join_timeout_s=60)
     overrides = ["stop.rounds=12", "evaluation.cross_site={local: true, fine_tune: 0}"]
     fed_sync(tmp_path, *overrides, timing=timing).start(grid)
@@ -56,14 +53,12 @@ def test_silos_that_are_lost_together_cost_no_checkpoint_each(tmp_path: Path, mo
         saved.append(coordinator.version)
         save(self, coordinator, *given)
 
-    def leaves_in_round_two(message: Message, context: Context) -> Message | None:
-        request = asked(message)
+    def leave_in_round_two(request: Request) -> None:
         if isinstance(request, Train) and request.order.base_version == 1:
             grid.nodes -= {2, 3}
-        return honest(message, context)
 
     monkeypatch.setattr(Checkpoints, "save", counting)
-    grid.answers[1] = leaves_in_round_two
+    grid.answers[1] = unless(leave_in_round_two)
     fed_sync(tmp_path).start(grid)
     assert (tmp_path / "journal.jsonl").read_text().count("its node is gone") == 2
     assert saved == [0, 0, 1, 2, 3], "at the beginning, at the first order, and of each version"
@@ -72,15 +67,14 @@ def test_silos_that_are_lost_together_cost_no_checkpoint_each(tmp_path: Path, mo
 def test_what_a_node_was_sent_before_it_was_started_again_is_not_waited_for(tmp_path: Path) -> None:
     grid, orders = DirectGrid(3), 0
 
-    def is_started_again_in_round_two(message: Message, context: Context) -> Message | None:
+    def is_started_again_in_round_two(request: Request) -> bool:
         nonlocal orders
-        orders += message.metadata.message_type == "train"
-        if message.metadata.message_type == "train" and orders == 2:
+        orders += isinstance(request, Train)
+        if lost := isinstance(request, Train) and orders == 2:
             grid.starts[1] += 1
-            return None
-        return honest(message, context)
+        return lost
 
-    grid.answers[1] = is_started_again_in_round_two
+    grid.answers[1] = unless(is_started_again_in_round_two)
     fed_sync(tmp_path).start(grid)
     journal = (tmp_path / "journal.jsonl").read_text()
     assert journal.count('"type":"SiloLost"') == 1

@@ -18,30 +18,6 @@ from tests.flower.named_nodes import hello, join, named, silent
 from tests.transport.memory_transport import MemoryTransport
 
 
-def test_nodes_come_and_go() -> None:
-    silos = named({2: "", 1: ""})
-    nodes = Nodes(silos)
-    assert nodes.look() == ([], [1, 2])
-    join(nodes, 1, "berlin")
-    assert (nodes.by_name, nodes.examples, nodes.sender(1), nodes.sender(2)) == (
-        {"berlin": 1}, {"berlin": 10}, "berlin", "node 2",
-    )  # fmt: skip
-    assert nodes.look() == ([], [])
-    silos.leave(1)
-    assert nodes.look() == ([1], [])
-    assert nodes.forget(1) == "berlin" and nodes.forget(2) is None
-    assert nodes.by_name == {}
-
-
-def test_the_grid_is_not_asked_again_too_soon() -> None:
-    silos = named({1: ""})
-    nodes = Nodes(silos, look_s=3600.0)
-    assert nodes.look() == ([], [1])
-    silos.leave(1)
-    silos.join(2, silent)
-    assert nodes.look() == ([], [])
-
-
 @pytest.mark.parametrize(
     ("took_s", "pause_s"),
     [(0.01, 1.0), (0.1, 0.1 + 20 * 0.1), (60.0, 60.0 + 10.0)],  # by hand: a twentieth of the time, every 10 s at least
@@ -64,19 +40,6 @@ def test_looks_that_take_long_are_rare(took_s: float, pause_s: float, monkeypatc
         now_s.append(at_s)
         nodes.look()
         assert silos.looks == looks
-
-
-def test_a_node_that_was_gone_between_two_looks_is_gone_and_greeted_again() -> None:
-    silos = named({1: "berlin", 2: "paris"})
-    nodes = Nodes(silos)
-    nodes.look()
-    join(nodes, 1, "berlin")
-    silos.join(1, silent, "berlin")
-    assert nodes.look() == ([1], [])
-    assert nodes.forget(1) == "berlin"
-    assert nodes.look() == ([], [1])
-    join(nodes, 1, "berlin")
-    assert nodes.look() == ([], [])
 
 
 def test_a_node_that_never_has_a_usable_answer_is_asked_less_and_less_often() -> None:
@@ -257,21 +220,16 @@ def test_the_log_says_who_is_missing_whenever_that_changes(caplog: pytest.LogCap
     assert caplog.messages == [f"{MISSING}: 0 of 3 silos are connected"]
 
 
-@pytest.mark.parametrize(("needed", "lost"), [(2, True), (3, False)])
-def test_a_run_that_the_silos_it_needs_are_ahead_of_is_over(needed: int, lost: bool) -> None:
+@pytest.mark.parametrize(("needed", "joined", "lost"), [(2, False, True), (3, False, False), (2, True, False)])
+def test_a_run_that_the_silos_it_needs_are_ahead_of_is_over(needed: int, joined: bool, lost: bool) -> None:
     nodes = Nodes(named({1: "a", 2: "b"}), Admission(needed=needed))
     nodes.look()
+    if joined:
+        join(nodes, 2, "b")
     nodes.ask_again(1, LaterVersion("a", 9, 4))
     told = r"was set back.*a: it says that it holds 9, the newest is 4; b: "
     with pytest.raises(RunError, match=told) if lost else nullcontext():
         nodes.ask_again(2, LaterVersion("b", 8, 4))
-
-
-def test_a_silo_that_says_it_is_ahead_ends_no_run_that_another_is_in() -> None:
-    nodes = Nodes(named({1: "a", 2: "b"}))
-    nodes.look()
-    join(nodes, 2, "b")
-    nodes.ask_again(1, LaterVersion("a", 9, 4))
 
 
 @pytest.mark.parametrize(("here", "times", "over"), [("ab", 4, True), ("ab", 3, False), ("a", 9, False)])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from flwr.app import Context, Message
 
 from fedsync.common import codec
 from fedsync.common.errors import ConfigError, RunError
@@ -22,9 +21,9 @@ from fedsync.observe.replay import replay
 from fedsync.observe.run_state import OPERATOR as FOLDER
 from fedsync.server.operator_requests import MOST_WAITING, STALE_S, OperatorRequests, ask, listens, problem_with
 from fedsync.server.timeouts import IdleTimeout
-from fedsync.silo.protocol import Train
+from fedsync.silo.protocol import Request, Train
 from tests.flower.cut_off_runs import QUICK, Killed, keys_for, strategy_in
-from tests.flower.grid import Answer, DirectGrid, asked, honest
+from tests.flower.grid import Answer, DirectGrid, unless
 
 pytestmark = pytest.mark.usefixtures("silos_here")
 
@@ -209,14 +208,12 @@ def test_rules_are_checked_as_those_of_a_strategy_file_are() -> None:
 def putting(out: Path, version: int, *questions: OperatorQuestion) -> Answer:
     """A silo that is honest; when it is to train from this version, its server's user asks for something."""
 
-    def answer(message: Message, context: Context) -> Message | None:
-        request = asked(message)
+    def heard(request: Request) -> None:
         if isinstance(request, Train) and request.order.base_version == version:
             for number, question in enumerate(questions):
                 put(out, question, f"{version}-{number}")
-        return honest(message, context)
 
-    return answer
+    return unless(heard)
 
 
 def questions_in(out: Path) -> list[OperatorQuestion]:
@@ -270,12 +267,10 @@ def test_a_server_that_dies_while_it_drops_a_silo_commits_what_waited_for_this_s
     """No checkpoint may have the version without its model."""
     made, commits = list[int](), PlainAggregator.commit
 
-    def never(message: Message, context: Context) -> Message | None:
-        request = asked(message)
-        if not (isinstance(request, Train) and request.order.base_version == 1):
-            return honest(message, context)
-        put(tmp_path, DropSilo("c"))
-        return None
+    def never(request: Request) -> bool:
+        if asked := isinstance(request, Train) and request.order.base_version == 1:
+            put(tmp_path, DropSilo("c"))
+        return asked
 
     def dies(aggregator: PlainAggregator, commit: Commit) -> None:
         if commit.version == 2:
@@ -290,7 +285,7 @@ def test_a_server_that_dies_while_it_drops_a_silo_commits_what_waited_for_this_s
         patch.setattr(PlainAggregator, "commit", dies)
         patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
         with pytest.raises(Killed):
-            strategy_in(tmp_path).start(DirectGrid(3, {3: never}))
+            strategy_in(tmp_path).start(DirectGrid(3, {3: unless(never)}))
         patch.setattr(PlainAggregator, "commit", counted)
         strategy_in(tmp_path, resume=True).start(DirectGrid(3))
     assert made == [2, 3, 4]
@@ -340,22 +335,13 @@ def test_an_encrypted_run_goes_on_without_a_silo_as_far_as_sums_can_be_opened(
     assert ordered_from(3, out) == ({"a", "b", "c"} if why else {"a", "b"})
 
 
-def test_a_folder_is_not_listed_at_each_turn_but_at_the_end(
+def test_a_question_that_comes_as_the_run_ends_is_answered(
     tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed, glob = 0, Path.glob
-
-    def counted(path: Path, pattern: str) -> Iterator[Path]:
-        nonlocal listed
-        listed += 1
-        return glob(path, pattern)
-
-    monkeypatch.setattr(Path, "glob", counted)
-    monkeypatch.setattr(LOOK, 0.2)
+    """Between two looks at the folder."""
+    monkeypatch.setattr(LOOK, 60.0)
+    assert desk.events(1.0) == []
     put(tmp_path, PauseRun())
-    assert [len(desk.events(1.0)) for _ in range(5)] == [1, 0, 0, 0, 0] and listed == 1
-    put(tmp_path, ContinueRun(), name="2")
-    assert heard(desk).question == ContinueRun()
-    put(tmp_path, PauseRun(), name="3")
+    assert desk.events(1.0) == [], "it is not looked at in each turn"
     desk.close()
-    assert "the run is over" in (tmp_path / FOLDER / "3.answer").read_text()
+    assert "the run is over" in (tmp_path / FOLDER / "1.answer").read_text()

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.core.report_checks import MAX_SUMS
-from fedsync.model.transfer import Payload
 from fedsync.server.nodes import AnotherApp, Nodes
 from fedsync.server.outbox import Outbox, PendingMessage
 from fedsync.server.timeouts import Timeouts
@@ -62,16 +60,6 @@ def test_an_order_that_nobody_was_sent_is_not_halted(outbox: Outbox) -> None:
     assert not outbox.halt("a/2")
     outbox.forget(1)
     assert not outbox.halt("a/1")
-
-
-def test_what_a_node_that_is_gone_was_sent_is_not_waited_for(outbox: Outbox) -> None:
-    outbox.train("a", ORDER, 0.0)
-    outbox.flush()
-    outbox.evaluate("a", EvaluateModel(3), 0.0)
-    outbox.forget(2)
-    assert len(outbox.waiting) == 2
-    outbox.forget(1)
-    assert outbox.waiting == [] and outbox.flush() == []
 
 
 def test_what_has_no_answer_is_asked_for_again_ever_later(outbox: Outbox) -> None:
@@ -132,15 +120,6 @@ def test_silos_are_asked_for_a_snapshot_in_turn(outbox: Outbox) -> None:
     assert sorted(asked) == [1, 1, 2, 2]
 
 
-def test_an_order_that_has_no_answer_is_collected(outbox: Outbox) -> None:
-    outbox.train("a", ORDER, 0.0)
-    outbox.flush()
-    (sent,) = outbox.unanswered(10.0)
-    outbox.ask_again(sent, 10.0)
-    assert [sent.collecting for sent in outbox.waiting] == [False, True]
-    assert all(sent.request == Train(ORDER, 0.0) for sent in outbox.waiting), "both have the order's answer"
-
-
 def test_what_cannot_be_lost_is_not_asked_for_again(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two orders one is lost, and the other fetched by the second look, and lost then."""
     looks: list[list[str]] = []
@@ -172,13 +151,7 @@ def test_what_cannot_be_lost_is_not_asked_for_again(outbox: Outbox, monkeypatch:
 )
 def test_an_answer_may_be_as_large_as_what_was_asked_for(outbox: Outbox, request_: Request, nbytes: int) -> None:
     """10 bytes for an update, and for a model; a snapshot may have several models."""
-    match request_:
-        case Train(order):
-            outbox.train("a", order, 0.0)
-        case EvaluateModel():
-            outbox.evaluate("a", request_, 0.0)
-        case _:
-            outbox.ask(1, request_, 0.0)
+    outbox.repeat(PendingMessage(1, request_, 9.0), "a", 0.0)
     (question,) = (question for _, question in outbox._posted)
     assert isinstance(question, SiloQuestion) and question.most == nbytes
 
@@ -222,17 +195,16 @@ def test_an_evaluation_with_all_the_sums_that_a_report_may_have_is_read(outbox: 
 
 
 class Recording:
-    """Two silos that never answer, the payloads that they were sent, and what an aggregator was asked and told."""
+    """Two silos that never answer, and what an aggregator was asked and told."""
 
     def __init__(self, report_s: float = 5.0) -> None:
-        self.sent: list[tuple[int, bytes]] = []
         self.given_up: list[str] = []
         self.held: list[tuple[str, int]] = []
         self.asks = [{"a": np.zeros(1, np.uint8), "gone": np.zeros(1, np.uint8)}]
         nodes = Nodes(NOBODY)
         nodes.by_name.update(a=1, b=2)
         aggregator: Any = SimpleNamespace(
-            outgoing=lambda silo, subject: np.frombuffer(silo.encode(), dtype=np.uint8),
+            outgoing=lambda silo, subject: np.zeros(1, np.uint8),
             upload_bytes=10,
             snapshot_bytes=30,
             wants_snapshot=True,
@@ -240,26 +212,13 @@ class Recording:
             give_up=self.given_up.append,
             holds=lambda silo, version: self.held.append((silo, version)),
         )
-        silos = silos_of(partial(self.keep, 1), partial(self.keep, 2))
-        self.outbox = Outbox(silos, nodes, "{}", Timeouts(ask_s=10.0), report_s, aggregator, 10)
-
-    def keep(self, node: int, asked: SiloQuestion, payload: Payload | None) -> None:
-        self.sent.append((node, b"" if payload is None else payload.tobytes()))
+        self.outbox = Outbox(silos_of(silent, silent), nodes, "{}", Timeouts(ask_s=10.0), report_s, aggregator, 10)
 
     def answers(self, *identifiers: str) -> list[PendingMessage]:
         """What these messages turn out to have been, once their answers are here."""
         arrived: Any = SimpleNamespace(receive=lambda: [SiloAnswer(one) for one in identifiers])
         self.outbox._transport = arrived
         return [sent for sent, _ in self.outbox.replies(0.0)]
-
-
-def test_each_silo_is_sent_its_own_order_and_what_it_lacks() -> None:
-    recording = Recording()
-    for name in "ab":
-        recording.outbox.train(name, ORDER, 0.0)
-    recording.outbox.flush()
-    recording.outbox.flush()
-    assert recording.sent == [(1, b"a"), (2, b"b")], "once each"
 
 
 def test_what_cannot_be_sent_is_lost_and_no_longer_waited_for() -> None:
@@ -297,15 +256,6 @@ def test_an_answer_counts_once_and_ends_what_asked_for_the_same() -> None:
     assert [sent.request for sent in recording.answers(last)] == [Describe()]
     assert [sent.node for sent in outbox.waiting] == [2]
     assert recording.answers(last) == recording.answers(first) == []
-
-
-def test_what_nobody_answered_in_time_is_waited_for_no_longer() -> None:
-    outbox = Recording().outbox
-    outbox.ask(1, Describe(), 0.0)
-    outbox.flush()
-    (sent,) = outbox.waiting
-    assert outbox.overdue(sent.due_s - 1) == []
-    assert outbox.overdue(sent.due_s) == [sent] and outbox.waiting == []
 
 
 def test_an_order_is_asked_for_once_its_silo_should_have_reported() -> None:

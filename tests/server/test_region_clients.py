@@ -27,7 +27,7 @@ from fedsync.silo.protocol import Describe, InProgress, write_reply, write_reque
 from fedsync.transport.questions import SiloAnswer
 from tests.e2e.deployed import SMALL
 from tests.flower.cut_off_runs import named_silos, with_keys
-from tests.flower.grid import Answer, DirectGrid, honest, said, saying, trainers
+from tests.flower.grid import DirectGrid, changing, honest, trainers
 from tests.flower.named_nodes import silos_of
 from tests.flower.relayed import RelayNode
 
@@ -121,18 +121,7 @@ def test_silos_behind_relays_open_sealed_sums(kind: str, tmp_path: Path, monkeyp
 # Silos and relays that fail.
 
 
-def _spoilt(change: Callable[[WorkReport, Vector], tuple[WorkReport, Vector]]) -> Answer:
-    def answer(message: Message, context: Context) -> Message | None:
-        reply = honest(message, context)
-        report, update = said(reply) if message.metadata.message_type == "train" else (None, None)
-        if not isinstance(report, WorkReport) or update is None or reply is None:
-            return reply
-        return saying(message, *change(report, update.view(np.float32)))
-
-    return answer
-
-
-BAD = {
+BAD: dict[str, tuple[Callable[[WorkReport, Vector], tuple[WorkReport, Vector]], str]] = {
     "nan": (lambda report, update: (report, np.full_like(update, np.nan)), "finite"),
     "short": (lambda report, update: (report, update[:-1]), "length"),
     "absurd speed": (lambda report, update: (replace(report, compute_s=8e-12), update), "speed"),
@@ -143,7 +132,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_update_costs_its_silo_the_round_and_its_region_nothing(name: str, tmp_path: Path) -> None:
     change, check = BAD[name]
-    relays = relays_of(answers={1: _spoilt(change)})
+    spoilt = changing(WorkReport, lambda report, update: change(report, update.view(np.float32)))
+    relays = relays_of(answers={1: spoilt})
     run(tmp_path, grid_of(relays))
     assert check in journal(tmp_path)
     assert committed(tmp_path) == [["a", "c", "d", "e"]] * 3

@@ -12,7 +12,7 @@ from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.sections.strategy_sections import WaitingConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.events import Spare, TimerFired
+from fedsync.core.events import Spare
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server import driver
 from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
@@ -146,13 +146,6 @@ def test_the_number_stays_within_reason(seconds: float) -> None:
     (event,) = spare.events(1.0)
     assert isinstance(event, Spare)
     assert event.epochs == (10_000 if seconds == 0.0 else 1)
-
-
-def test_other_batches_do_not_count_and_a_cap_of_zero_is_never() -> None:
-    spare = IdleTraining(0.05)
-    spare.measure([TimerFired(0.0)], 1e-6)
-    assert spare.events(2.0) == [Spare(2.0, 1)]
-    assert IdleTraining(0.0).events(2.0) == []
 
 
 def test_an_order_has_failed_at_its_limit_however_long_silence_may_last() -> None:

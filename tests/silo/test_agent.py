@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -107,16 +106,6 @@ def test_an_empty_payload_is_not_a_missing_one(up: Served, trainer: Put, tmp_pat
     names = [sent(up, "train", payload) for payload in (None, np.empty(0, np.uint8))]
     came = answered(up, 2)
     assert [None if (found := came[name].payload) is None else found.nbytes for name in names] == [None, 0]
-
-
-def test_what_is_wrong_at_the_silo_is_a_word(
-    up: Served, trainer: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer(Mock(side_effect=OSError("/home/berlin/patients.csv")))
-    monkeypatch.setenv(ALLOWED, '{"hub_hosts": ["127.0.0.1"]}')
-    begun(up.invited("a"), tmp_path / "s.session")
-    text = answered_after(up).text
-    assert "patients" not in text and "Refused" in text
 
 
 def test_an_agent_that_was_killed_goes_on_and_answers_what_it_had_not(up: Served, trainer: Put, tmp_path: Path) -> None:

@@ -43,25 +43,15 @@ def waits(approvals: Approvals, identity: Identity = ASKED) -> str:
     return approvals.waiting()[-1].digest
 
 
-def test_a_run_waits_until_its_owner_says_yes_and_is_asked_for_one_file(approvals: Approvals) -> None:
+def test_a_run_waits_until_its_owner_decides_and_until_the_owner_says_otherwise(approvals: Approvals) -> None:
     digest = waits(approvals)
     assert waits(approvals) == digest and len(approvals.waiting()) == 1
     assert approvals.waiting()[0].spec == ASKED.spec
-    assert approvals.decide(digest, approve=True) is not None
-    approvals.check(ASKED)
-    assert approvals.waiting() == [] and approvals.decided() == [(digest, True)]
-    Approvals(approvals._folder).check(ASKED)  # another process
-
-
-def test_what_was_refused_is_refused_until_the_owner_says_otherwise(approvals: Approvals) -> None:
-    digest = waits(approvals)
-    for _ in range(2):
-        approvals.decide(digest, approve=False)
-        with pytest.raises(OwnerRefusal, match="has refused this run") as caught:
-            approvals.check(ASKED)
-        assert refuse(caught.value).code is Refusal.OWNER
-        approvals.decide(digest, approve=True)
-        approvals.check(ASKED)
+    for approve in (True, False, True, False):
+        approvals.decide(digest, approve=approve)
+        assert approvals.waiting() == [] and approvals.decided() == [(digest, approve)]
+        with nullcontext() if approve else pytest.raises(OwnerRefusal, match="has refused this run"):
+            Approvals(approvals._folder).check(ASKED)  # another process
 
 
 def test_what_the_owner_changes_is_no_other_run_and_settings_of_the_server_are(approvals: Approvals) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.common.errors import ConfigError
 from fedsync.common.locks import held
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.identity.certificates import make_authority, read_certificate
@@ -88,13 +88,6 @@ def test_an_owner_may_write_a_comment_into_the_certificate(tmp_path: Path, monke
     HubLine(trusted(JOINED, {}), new_secret()).close()
 
 
-def test_without_an_owner_the_hub_is_here_or_where_the_node_says() -> None:
-    here = replace(JOINED, addresses=("https://localhost:1/v1/fedsync",))
-    assert trusted(here, {}) == here and trusted(JOINED, {"hub-hosts": "a.example,fed.example"}) == JOINED
-    with pytest.raises(ConfigError, match="hub_hosts"):
-        trusted(JOINED, {})
-
-
 def test_an_agent_is_started_once_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
     nobody = replace(JOINED, addresses=("https://localhost:1/v1/fedsync",))
     for run in ("a", "b"):
@@ -112,8 +105,3 @@ def _command(process: Path) -> bytes:
         return (process / "cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def test_a_join_that_is_none_is_nobody_s(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match="join"):
-        drop(tmp_path, replace(joined(), join='{"secret": 1}'))

@@ -14,21 +14,17 @@ import torch
 from fedsync.cipher.silo.history import History, LinkRecords
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.errors import ConfigError, FedSyncError, OwnerRefusal, RunError
-from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.ops.approval_summary import code_of
-from fedsync.server.timeouts import Timeouts
-from fedsync.silo.agent import answers
 from fedsync.silo.owner.approvals import APPROVALS, Approvals, AwaitsApproval, with_code
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import COPY, Identity
-from fedsync.silo.session.service import TrainerService
 from fedsync.silo.session.session import SiloSession
 from tests.commands.call import call
-from tests.flower.grid import DirectGrid, connect, silos_in_this_process, trainers
+from tests.flower.cut_off_runs import TIMING, named_silos, with_keys
+from tests.flower.grid import DirectGrid, keep_state, silos_in_this_process, trainers
 
 QUICK = ["local.steps=1", "local.batch_size=8", "stop.rounds=2", "cipher={kind: pad}"]
 TASK = """\
@@ -130,24 +126,16 @@ def model_in(out: Path, name: str = "model.pt") -> np.ndarray:
 def ran(kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[SiloSession]:
     """An encrypted run of three silos, of which the last is berlin; their sessions."""
     config = config_of(file, kind, *settings)
-    silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "berlin")]})
-    rings = emulated_rings(config, silos, tmp_path / "keys")
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
+    silos = named_silos(("a", "b", "berlin"))
+    keys = with_keys(config, tmp_path / "keys", monkeypatch, silos)
 
-    def make(identity: Identity) -> TrainerService:
-        """Each with a state folder; the last is berlin's."""
-        home = file.parent / ("s" if identity.index == 2 else f"other-{identity.index}")
-        folder = home / "state" / "0123456789abcdef"
-        folder.mkdir(parents=True)
-        identity.save(folder)
-        return TrainerService(identity, folder)
+    def folder_of(identity: Identity) -> Path:
+        home = "s" if identity.index == 2 else f"other-{identity.index}"
+        return file.parent / home / "state" / "0123456789abcdef"
 
     with silos_in_this_process():
-        monkeypatch.setattr(answers, "connect", lambda identity: connect(identity, make))
-        timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
-        run = FedSync(config, silos, out=tmp_path / "run", timing=timing, keys=rings[1])
-        run.start(DirectGrid(3))
+        keep_state(monkeypatch, folder_of)
+        FedSync(config, silos, out=tmp_path / "run", timing=TIMING, keys=keys).start(DirectGrid(3))
         return [trainer._session for trainer in trainers.values()]
 
 

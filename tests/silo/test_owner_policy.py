@@ -228,24 +228,19 @@ def test_a_run_asks_for_data_by_the_name_that_each_owner_gave_them(
         OwnerPolicy(data=[str(folder / "mine")]).checked(spec(by_name), 1)
 
 
-def test_no_folder_is_no_file_and_tasks_without_files_go_on(folder: Path) -> None:
-    none = OwnerPolicy(data=[])
-    assert none.checked(SPEC, 1).task == SPEC.task
-    with pytest.raises(ConfigError):
-        none.checked(spec(images(folder / "mine" / "data.npz")), 1)
-    machine = SiloConfig(name="a", speed=1.0, trace=str(folder / "mine" / "data.npz"))
-    with pytest.raises(ConfigError):
-        none.checked(SPEC.model_copy(update={"emulate": [machine]}), 1)
-
-
 def test_a_silo_reads_no_file_and_is_no_other_machine_unless_its_owner_says_so(folder: Path) -> None:
+    """Tasks without files go on, and machines whose speed is in no file."""
     config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state=str(folder / "s"))
+    strict, emulates = (OwnerPolicy.of(config.model_copy(update={"emulate": each})) for each in (False, True))
+    plain, traced = (SiloConfig(name="b", speed=1.0, trace=each) for each in (None, str(folder / "mine" / "data.npz")))
+    assert strict.checked(SPEC, 1).task == SPEC.task
     with pytest.raises(OwnerRefusal, match="outside the folders that this silo's owner allows"):
-        OwnerPolicy.of(config).checked(spec(images(folder / "mine" / "data.npz")), 1)
-    emulated = SPEC.model_copy(update={"emulate": [SiloConfig(name="b", speed=1.0)]})
+        strict.checked(spec(images(folder / "mine" / "data.npz")), 1)
     with pytest.raises(OwnerRefusal, match=r"^emulate: .*emulate other machines.*emulate: true"):
-        OwnerPolicy.of(config).checked(emulated, 1)
-    OwnerPolicy.of(config.model_copy(update={"emulate": True})).checked(emulated, 1)
+        strict.checked(SPEC.model_copy(update={"emulate": [plain]}), 1)
+    emulates.checked(SPEC.model_copy(update={"emulate": [plain]}), 1)
+    with pytest.raises(OwnerRefusal, match="outside the folders"):
+        emulates.checked(SPEC.model_copy(update={"emulate": [traced]}), 1)
 
 
 def test_keys_stay_closed_where_data_names_the_folder_above_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,21 +132,6 @@ def test_one_update_goes_as_it_came_and_so_does_what_may_not_be_added(relay: Rel
     assert found == {"s/a1": [1, 2], "s/b1": [3, 4]}
 
 
-@pytest.mark.parametrize("bad", ["nan", "short", "steps", "twice"])
-def test_what_the_server_would_refuse_is_not_added(bad: str, relay: RelayService, silos: Silos) -> None:
-    ask(relay, request(train("a"), train("b")))
-    silos.answers(1, [1, 2])
-    if bad == "twice":
-        ask(relay, request(train("a")))
-        silos.answers(3, [3, 4])
-    else:
-        values = {"nan": [np.nan, 1], "short": [1.0], "steps": [1.0, 2.0]}[bad]
-        silos.answers(2, values, steps=6 if bad == "steps" else 5)
-    relay.turn()
-    reply, _ = ask(relay, request())
-    assert reply.sums == () and len(reply.answers) == 2
-
-
 def test_payloads_go_to_whom_they_are_for(relay: RelayService, silos: Silos) -> None:
     pieces = [np.arange(3, dtype=np.uint8), np.arange(5, dtype=np.uint8)]
     asks = (replace(train("a"), piece=1), replace(train("b"), piece=0), RegionAsk("s/x", 1, write_request(Describe())))

@@ -173,12 +173,6 @@ def test_a_full_disk_fails_the_order_and_the_trainer_lives(root: Path, model: np
     trained(link, order(12), model)
 
 
-def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndarray) -> None:
-    link = TrainerClient(identity(speed=16.0, run="5"))  # a step a second
-    assert isinstance(put(link, Train(order(1, steps=1000), 0.1), model), InProgress)
-    trained(link, order(2, steps=1), model)
-
-
 def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.ndarray) -> None:
     link = TrainerClient(identity())
     found = put(link, EvaluateModel(3), model)
@@ -192,13 +186,6 @@ def test_what_prevents_the_trainer_is_said(root: Path) -> None:
     refused(put(TrainerClient(identity(task=task)), Describe()), Refusal.CONFIG, reason)
     note = last_refusals(root)[-1]
     assert note.code is Refusal.CONFIG and re.search(reason, note.reason), "put down for `fedsync doctor`"
-
-
-def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
-    link = TrainerClient(identity())
-    wild = WorkOrder("a/21", 0, 21, 16, 30, 1e12, seed=1, evaluate=False)
-    refused(put(link, Train(wild), model), Refusal.DIVERGED, "diverged")
-    trained(link, order(22), model)
 
 
 SLOW = """

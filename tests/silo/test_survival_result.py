@@ -12,13 +12,9 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.extras.survival.survival_results import result_here, result_of_run
 from fedsync.flower.flower_strategy import FedSync
-from fedsync.server.timeouts import Timeouts
-from fedsync.silo.agent import answers
-from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
-from fedsync.silo.protocol import Identity
-from fedsync.silo.session.service import TrainerService
 from fedsync.simulation.run import run_virtual
-from tests.flower.grid import DirectGrid, connect, silos_in_this_process
+from tests.flower.cut_off_runs import TIMING, with_keys
+from tests.flower.grid import DirectGrid, keep_state, silos_in_this_process
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "survival"
 SILOS = ClusterConfig.load(EXAMPLE / "silos.yaml")
@@ -29,21 +25,10 @@ def test_silos_have_the_result_and_the_server_has_none(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = StrategyConfig.load(str(EXAMPLE / "analysis.yaml"), ["local.steps=1"])
-    home = tmp_path_factory.mktemp("e")
-    rings = emulated_rings(config, SILOS, tmp_path / "keys")
-    assert rings is not None
-    monkeypatch.setenv(KEYS, str(rings[0]))
-
-    def make(identity: Identity) -> TrainerService:
-        folder = home / f"s{identity.index}" / "state" / "0123456789abcdef"
-        folder.mkdir(parents=True)
-        identity.save(folder)
-        return TrainerService(identity, folder)
-
+    home, keys = tmp_path_factory.mktemp("e"), with_keys(config, tmp_path / "keys", monkeypatch, SILOS)
     with silos_in_this_process():
-        monkeypatch.setattr(answers, "connect", lambda identity: connect(identity, make))
-        timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
-        FedSync(config, SILOS, out=tmp_path / "run", timing=timing, keys=rings[1]).start(DirectGrid(4))
+        keep_state(monkeypatch, lambda identity: home / f"s{identity.index}" / "state" / "0123456789abcdef")
+        FedSync(config, SILOS, out=tmp_path / "run", timing=TIMING, keys=keys).start(DirectGrid(4))
     with pytest.raises(ConfigError, match="the silos have the result"):
         result_of_run(tmp_path / "run")
 

@@ -8,6 +8,7 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/evaluation/test_metric_votes.py",
     "tests/flower/test_grid_transport.py",
+    "tests/server/test_nodes.py",
     "tests/server/test_outbox.py",
     "tests/config/test_user_config.py",
 )

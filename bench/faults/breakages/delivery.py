@@ -19,6 +19,7 @@ TESTS = (
     "tests/server/test_lost_nodes.py",
     "tests/server/test_refusing_silos.py",
     "tests/silo/test_order_results.py",
+    "tests/silo/test_memory.py",
     "tests/extras/cross_site/test_own_models.py",
     "--deselect=tests/server/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
 )
