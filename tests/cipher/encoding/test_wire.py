@@ -168,9 +168,13 @@ def test_a_sum_has_no_annex_and_lists_those_of_its_members() -> None:
 
 
 def test_it_may_not_claim_chunks_that_it_does_not_carry() -> None:
-    """What crashed a server that trusted the claim: here the length must fit before anything is read."""
+    """What crashed a server that trusted the claim: here the length must fit before anything is read or made."""
     of = replace(EXPECTED, chunks=2**20)
+    tracemalloc.start()
     assert check_of(patched(AT["chunks"], struct.pack("<I", 2**20)), of) == "length"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**18
 
 
 def test_filling_is_zero_and_short() -> None:
