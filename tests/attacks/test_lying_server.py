@@ -27,9 +27,9 @@ from tests.attacks.forgery import (
     give,
     key_from_refusals,
     key_from_slots,
-    read_sum,
     true_key,
 )
+from tests.cipher.lying_server import read_sum
 
 
 class Forger:
@@ -39,7 +39,9 @@ class Forger:
         federation.round()
         self.federation, self.path = federation, path
         own = federation.envelope("silo-a/1")
-        self.honest = own if path == "sum" else read_sum(federation, calibration(federation), 0, 1)
+        self.honest = (
+            own if path == "sum" else read_sum(federation.plan, federation.keys, calibration(federation), 0, 1)
+        )
         self.victim = federation.silo("silo-a")
         self.heard: list[Heard] = []
 

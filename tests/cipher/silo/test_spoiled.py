@@ -261,8 +261,7 @@ def test_a_silo_with_a_grid_of_its_own_brings_nothing_and_the_run_goes_on(
     can bring about: one that has silos seal on a grid or a past of other versions would have them blamed for it."""
     federation = Federation(replace(plan("pad", members=members), seal_metrics=True), tmp_path, THREE)
     federation.begin_all("abc", 0)
-    liar = federation.silos["c"]
-    liar._state = replace(liar._state, scales=replace(liar._state.scales, exponents=((9, 9, 9),)))
+    federation.own_grid("c", 9, 9, 9)
     federation.commit(1, federation.answer_all("ac"))
     models = [federation.begin(name, 1) for name in "ab"]
     np.testing.assert_array_equal(models[0], models[1])
