@@ -96,11 +96,13 @@ def test_numbers_that_are_none_are_refused(federation: Federation) -> None:
     assert check_of(federation, from_snapshot(federation, nobody_s)) == "snapshot"
 
 
-def test_another_s_name_is_not_taken(federation: Federation) -> None:
-    """b seals what it says is c's: it has the group's key, but not c's own."""
+def test_what_its_author_did_not_sign_is_refused(federation: Federation) -> None:
+    """b seals what it says is c's: it has the group's key, but not c's own. Or its last byte was changed."""
     sent = from_snapshot(federation, state_at(federation, AT))
-    for name in (b"c", b"x"):
-        assert check_of(federation, replace(sent, model=b"\x01" + name + bytes(sent.model)[2:])) == "snapshot"
+    whole = bytes(sent.model)
+    for lie in (b"\x01c" + whole[2:], b"\x01x" + whole[2:], whole[:-1] + bytes([whole[-1] ^ 1])):
+        with pytest.raises(ProtocolError, match="not signed by"):
+            federation.copy("d").receive(replace(sent, model=lie).encode(), sent.version)
 
 
 def _cut(federation: Federation) -> bytes:
@@ -133,6 +135,10 @@ def test_a_server_keeps_what_its_author_signed_only(federation: Federation) -> N
     ):
         with pytest.raises(ProtocolError, match=r"snapshot|header"):
             federation.aggregator.put_snapshot(silo, at, sealed)
+    with pytest.MonkeyPatch.context() as forgetful:
+        forgetful.setattr(federation.aggregator._chain, "first", version + 1)
+        with pytest.raises(ProtocolError, match="not among those kept"):
+            federation.aggregator.put_snapshot("a", version, good)
 
 
 def test_all_snapshots_of_a_run_are_equally_long(federation: Federation) -> None:

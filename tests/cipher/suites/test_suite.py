@@ -56,11 +56,6 @@ def test_equal_chunks_of_an_update_are_sealed_unequally(kind: str) -> None:
     assert len(np.unique(words, axis=0)) == 3
 
 
-def test_a_part_of_an_update_is_padded_as_in_the_whole() -> None:
-    whole = sealer("pad").seal(slots_of(3, 20), member(0))
-    np.testing.assert_array_equal(sealer("pad").seal(slots_of(3, 20)[1:], member(0), first=1), whole[1:])
-
-
 @every_kind
 @pytest.mark.parametrize("bits", BITS)
 def test_the_largest_sums_that_are_allowed_are_exact(kind: str, bits: int) -> None:
