@@ -10,7 +10,7 @@ import pytest
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.sealed_wire import Expected, Head, Kind, Writer, decode, encode
+from fedsync.cipher.encoding.sealed_wire import Expected, Kind, Writer, decode, encode
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, MASKED, Member
 from fedsync.common.errors import ProtocolError
@@ -273,8 +273,3 @@ def test_a_writer_counts_its_chunks() -> None:
     writer.payload(words)
     with pytest.raises(ValueError, match="do not fit"):
         writer.payload(words)
-
-
-def test_names_need_not_be_ascii() -> None:
-    of: Head = replace(HEAD, sender="Zürich", members=(Member("Zürich/1", 7, bytes(16), bytes(32)),))
-    assert decode(message(of), expected(of)).head == as_read(of)
