@@ -101,6 +101,18 @@ def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(federation: 
                 federation.aggregator.put_sum("relay", named, message)
 
 
+def test_a_relay_adds_no_updates_with_other_masks(tmp_path: Path) -> None:
+    """Their masks do not cancel: the sum would stay closed, and take the round from all of its silos."""
+    federation = Federation(plan("masked"), tmp_path, dict.fromkeys("abcd", 10))
+    federation.aggregator.leave("d")
+    federation.begin("a", 0)  # which fixes the roster of the others
+    federation.aggregator.greet("d", -1, federation.silos["d"].greeting())
+    envelopes = _envelopes(federation)
+    message = np.frombuffer(_message(federation, envelopes), np.uint8)
+    with pytest.raises(ProtocolError, match="other masks"):
+        federation.aggregator.put_sum("relay", _ids(envelopes), message)
+
+
 def test_a_relay_sends_a_sealed_run_nothing_in_the_clear(federation: Federation) -> None:
     ids = _ids(_envelopes(federation))
     for plain in (np.zeros(INITIAL.size, np.float32), np.zeros(4 * INITIAL.size, np.uint8)):
