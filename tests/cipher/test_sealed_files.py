@@ -1,6 +1,5 @@
 """Large sealed messages lie in files: who sends, adds or opens them holds a span, and nothing else is different."""
 
-import tracemalloc
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -25,6 +24,7 @@ from fedsync.model.transfer import Payload
 from tests.cipher.make import Federation
 from tests.cipher.messages import head
 from tests.cipher.sealers import member
+from tests.memory import resident, traced
 from tests.model.stores import files_in
 
 MIB = 2**20
@@ -35,21 +35,12 @@ CHUNKS = 8 * MIB // PAD.chunk_bytes
 WORDS = np.random.default_rng(0).integers(0, 2**63, (CHUNKS, PAD.words), dtype=np.uint64)
 
 
-def resident() -> int:
-    """Bytes of files that this process holds in memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
-
-
 def peak_of(work: Callable[[], object]) -> int:
     """Most bytes that work takes at once, and pages of files that it holds when it is done."""
     before = resident()
-    tracemalloc.start()
-    try:
+    with traced() as taken:
         work()
-        return tracemalloc.get_traced_memory()[1] + max(resident() - before, 0)
-    finally:
-        tracemalloc.stop()
+    return taken.peak + max(resident() - before, 0)
 
 
 @pytest.mark.parametrize("silos", [2, 6])

@@ -1,7 +1,6 @@
 """A message is read only if it is what its receiver expects, byte for byte; everything else has its check."""
 
 import struct
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from fedsync.cipher.suites.suite import FORMS, MASKED, Member
 from fedsync.common.errors import ProtocolError
 from tests.cipher.messages import GRID, KEYS, TAG, as_read, expected, head, message, unsigned
 from tests.cipher.sealers import KINDS, member
+from tests.memory import traced
 
 HEAD = head()
 MESSAGE = message(HEAD)
@@ -66,15 +66,11 @@ def test_the_format_by_hand() -> None:
 
 
 def test_the_words_are_a_view_of_the_message() -> None:
-    tracemalloc.start()
     of = head("pad", 64)
     data = message(of)
-    tracemalloc.clear_traces()
-    tracemalloc.reset_peak()
-    decode(data, expected(of))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**18 < len(data) / 8
+    with traced() as taken:
+        decode(data, expected(of))
+    assert taken.peak < 2**18 < len(data) / 8
 
 
 @pytest.mark.parametrize(
@@ -170,11 +166,9 @@ def test_a_sum_has_no_annex_and_lists_those_of_its_members() -> None:
 def test_it_may_not_claim_chunks_that_it_does_not_carry() -> None:
     """What crashed a server that trusted the claim: here the length must fit before anything is read or made."""
     of = replace(EXPECTED, chunks=2**20)
-    tracemalloc.start()
-    assert check_of(patched(AT["chunks"], struct.pack("<I", 2**20)), of) == "length"
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**18
+    with traced() as taken:
+        assert check_of(patched(AT["chunks"], struct.pack("<I", 2**20)), of) == "length"
+    assert taken.peak < 2**18
 
 
 def test_filling_is_zero_and_short() -> None:
