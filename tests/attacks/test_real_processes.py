@@ -25,6 +25,7 @@ from fedsync.model.transfer import Payload
 from fedsync.ops.programs import CONNECTION
 from fedsync.ops.runs import connect, submit, write_bundle
 from fedsync.silo.protocol import Describe, Request, Train, read_reply, write_request
+from fedsync.silo.run_text import run_config_text
 from tests.attacks.adversary import FEATURES, Federation, Heard, Victim, _issued
 from tests.attacks.forgery import (
     STRANGE,
@@ -77,7 +78,8 @@ class RealFederation(Federation):
         """Another run of the same silos, under masks; ``own`` is on the server's side."""
         made = copy(self)
         made.own, made.cipher = own, MASKED
-        made.__init__(self.root, self.folder, cipher=MASKED, run=run)  # type: ignore[misc]
+        settings = {own: run_config_text({"socket": str(self.folder / "line")})}  # as Flower gives them to the others
+        made.__init__(self.root, self.folder, cipher=MASKED, run=run, settings=settings)  # type: ignore[misc]
         return made
 
 
