@@ -29,7 +29,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
@@ -178,7 +178,6 @@ class Federation:
         self.updates: dict[str, bytes] = {}
         self.ids: list[str] = []
         self.bases: dict[str, tuple[int, int]] = {}
-        self.greetings: dict[str, bytes] = {}
         self.serials = dict.fromkeys(self.names, 0)
         self.begin()
 
@@ -242,8 +241,6 @@ class Federation:
         heard = silo.ask(Describe())
         assert isinstance(heard.reply, Hello), heard.words
         self.aggregator.greet(name, heard.reply.holds, heard.payload)
-        assert heard.payload is not None
-        self.greetings[name] = heard.payload.tobytes()
         return heard
 
     def order(self, name: str, **changes: Any) -> WorkOrder:
@@ -329,19 +326,12 @@ class Federation:
 
     def envelope(self, update_id: str) -> wire.Envelope:
         """An update that it was sent."""
-        base, attempt = self.bases[update_id]
-        data = self.updates[update_id]
-        return self._read(data[: len(data) - 4 * self.plan.clear_values], update_id, base, attempt, self.plan.chunks)
-
-    def greeting(self, name: str) -> wire.Envelope:
-        return self._read(self.greetings[name], f"{name}/0", 0, 0, 1)
-
-    def _read(self, data: bytes, update_id: str, base: int, attempt: int, chunks: int) -> wire.Envelope:
+        data, plan = self.updates[update_id], self.plan
         expected = wire.Expected(
-            wire.Kind.UPDATE, self.plan.form, self.plan.packing, update_id.rpartition("/")[0], base, attempt,
-            self.keys.epoch, self.keys.fingerprint, None, chunks, update_id,
+            wire.Kind.UPDATE, plan.form, plan.packing, update_id.rpartition("/")[0], *self.bases[update_id],
+            self.keys.epoch, self.keys.fingerprint, None, plan.chunks, update_id,
         )  # fmt: skip
-        return wire.decode(data, expected)
+        return wire.decode(data[: len(data) - 4 * plan.clear_values], expected)
 
     # For the judge.
 
@@ -359,7 +349,5 @@ class Federation:
 
     def own_update(self, name: str, base: Vector, **changes: Any) -> Vector:
         """What this silo's training from ``base`` comes to, in the clear."""
-        from fedsync.core.orders import Cursor
-
         order = replace(WorkOrder(f"{name}/1", 0, 1, BATCH, STEPS, RATE, seed=1, evaluate=False), **changes)
         return Federation.silo(self, name).session._trainer.run(order, base, Cursor()).update

@@ -32,18 +32,6 @@ def aggregate(federation: Federation, envelope: wire.Envelope, version: int = 0,
     return wire.encode(head, words, tag, None)
 
 
-def read_sum(
-    federation: Federation, data: bytes | memoryview, version: int, chunks: int | None = None
-) -> wire.Envelope:
-    """A sum that an honest server would send."""
-    plan, keys = federation.plan, federation.keys
-    expected = wire.Expected(
-        wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, None, keys.epoch, keys.fingerprint, None,
-        chunks or plan.chunks,
-    )  # fmt: skip
-    return wire.decode(bytes(data), expected)
-
-
 def add(version: int, *sums: bytes, clear: bytes = b"", reveals: bytes = b"") -> Link:
     return Link(LinkKind.ADD, (LinkEntry(version, sums, clear, reveals),))
 

@@ -107,13 +107,6 @@ def reviewed(key: Ed25519PrivateKey = ALICE) -> dict[str, Any]:
     return {"code": "reviewed", "reviewers": [f"{public(key)} alice@hospital"]}
 
 
-def test_signed_code_runs_without_being_listed(make: Make, code: Path) -> None:
-    (code / "confirmed_package" / "inner.py").write_text(HARM)
-    Review(code_below(code), {}).sign(ALICE).write(code)
-    ask(make(), code, **reviewed())
-    assert list(code.rglob("done"))
-
-
 UNSIGNED: dict[str, Callable[[Review], Review | None]] = {
     "none": lambda signed: None,
     "no signature": lambda signed: Review(signed.files, {}),

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,11 +56,8 @@ def asked_at_once(folder: Path, place: Place) -> int:
         came.wait(10)
         place.answer(spec, write_request(Describe()), NBYTES, fetch)
 
-    threads = [threading.Thread(target=ask, args=[number]) for number in range(AT_ONCE)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(ask, range(AT_ONCE)))
     return bytes_in(folder)
 
 

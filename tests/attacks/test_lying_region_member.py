@@ -87,14 +87,6 @@ def test_a_report_that_cannot_be_is_in_no_sum_however_it_was_asked_for(
     np.testing.assert_array_equal(pieces[honest.piece].view(np.float32), [3, 4])
 
 
-def test_reports_that_are_right_are_added_also_where_they_were_collected(relay: RelayService, silos: Silos) -> None:
-    work_on(relay, silos)
-    silos.answers(3, [1, 2])
-    silos.answers(4, [3, 4])
-    relay.turn()
-    assert [each.update_ids for each in ask(relay, request())[0].sums] == [("a/1", "b/1")]
-
-
 def test_a_relay_that_knows_no_order_adds_nothing(relay: RelayService, silos: Silos) -> None:
     """It was started again, and the server asks for what was in work."""
     ask(relay, request(collect("a"), collect("b")))

@@ -11,39 +11,33 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.sealed_wire import Envelope
-from fedsync.cipher.suites.suite import Adder, Words
+from fedsync.cipher.suites.suite import FORMS, Words
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.extras.relays import sealed_sum
 from fedsync.extras.relays.sealed_region import SealedRegion
-from tests.cipher.make import INITIAL, Federation, change, close, plan
+from tests.cipher.make import INITIAL, Federation, change, close, mean_of, plan
+from tests.cipher.sealers import summed
 
-Sums = Callable[[list[Words], Adder], Words]
+Sums = Callable[[str, list[Words]], Words]
 
 
-def _added(updates: list[Words], adder: Adder) -> Words:
-    whole = updates[0].copy()
-    for words in updates[1:]:
-        adder.add(whole, words)
+def _noise(kind: str, updates: list[Words]) -> Words:
+    whole = summed(kind, updates)
+    whole[0, 0] = (whole[0, 0] + np.uint64(1)) % np.uint64(FORMS[kind].modulus)
     return whole
 
 
-def _noise(updates: list[Words], adder: Adder) -> Words:
-    whole = _added(updates, adder)
-    whole[0, 0] = (whole[0, 0] + np.uint64(1)) % np.uint64(adder.form.modulus)
-    return whole
-
-
-def _exchanged(updates: list[Words], adder: Adder) -> Words:
-    whole = _added(updates, adder)
+def _exchanged(kind: str, updates: list[Words]) -> Words:
+    whole = summed(kind, updates)
     whole[0, :2] = whole[0, 1::-1]
     return whole
 
 
 LIES: dict[str, Sums] = {
-    "one is left out": lambda updates, adder: _added(updates[1:], adder),
-    "one is in it twice": lambda updates, adder: _added([*updates, updates[0]], adder),
-    "one stands for all": lambda updates, adder: _added([updates[0]] * 3, adder),
+    "one is left out": lambda kind, updates: summed(kind, updates[1:]),
+    "one is in it twice": lambda kind, updates: summed(kind, [*updates, updates[0]]),
+    "one stands for all": lambda kind, updates: summed(kind, [updates[0]] * 3),
     "noise": _noise,
     "words are exchanged": _exchanged,
 }
@@ -69,13 +63,13 @@ def _ids(envelopes: list[Envelope]) -> list[str]:
     return [envelope.head.members[0].update_id for envelope in envelopes]
 
 
-def _message(federation: Federation, envelopes: list[Envelope], sums: Sums = _added) -> bytes:
+def _message(federation: Federation, envelopes: list[Envelope], sums: Sums = summed) -> bytes:
     """The relay's message, of the sum or of what stands in its place."""
-    words = sums([envelope.words for envelope in envelopes], Adder(federation.plan.form))
+    words = sums(federation.plan.kind, [envelope.words for envelope in envelopes])
     return b"".join(sealed_sum.parts(envelopes, [words], np.empty(0, np.float32)))
 
 
-def _sent(federation: Federation, envelopes: list[Envelope], sums: Sums = _added) -> None:
+def _sent(federation: Federation, envelopes: list[Envelope], sums: Sums = summed) -> None:
     message, ids = _message(federation, envelopes, sums), _ids(envelopes)
     federation.aggregator.put_sum("relay", ids, np.frombuffer(message, np.uint8))
     federation.aggregator.commit(Commit(1, dict.fromkeys(ids, 1 / len(ids))))
@@ -92,7 +86,7 @@ def test_silos_open_no_sum_that_a_relay_has_changed(lie: str, federation: Federa
 
 def test_the_same_sum_without_a_lie_is_opened(federation: Federation) -> None:
     _sent(federation, _envelopes(federation))
-    close(federation.begin("a", 1), INITIAL + np.mean([change(ord(name)) for name in "abc"], axis=0))
+    close(federation.begin("a", 1), INITIAL + mean_of("abc"))
 
 
 def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(federation: Federation) -> None:
@@ -105,6 +99,18 @@ def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(federation: 
         for named in (_ids(second), _ids(mixed)):
             with pytest.raises(ProtocolError):
                 federation.aggregator.put_sum("relay", named, message)
+
+
+def test_a_relay_adds_no_updates_with_other_masks(tmp_path: Path) -> None:
+    """Their masks do not cancel: the sum would stay closed, and take the round from all of its silos."""
+    federation = Federation(plan("masked"), tmp_path, dict.fromkeys("abcd", 10))
+    federation.aggregator.leave("d")
+    federation.begin("a", 0)  # which fixes the roster of the others
+    federation.aggregator.greet("d", -1, federation.silos["d"].greeting())
+    envelopes = _envelopes(federation)
+    message = np.frombuffer(_message(federation, envelopes), np.uint8)
+    with pytest.raises(ProtocolError, match="other masks"):
+        federation.aggregator.put_sum("relay", _ids(envelopes), message)
 
 
 def test_a_relay_sends_a_sealed_run_nothing_in_the_clear(federation: Federation) -> None:
@@ -120,7 +126,7 @@ def test_a_relay_names_no_update_that_its_silo_did_not_sign(federation: Federati
     """The slip is under the silo's signature: another base, nonce, digest or tag is another message."""
     envelopes = _envelopes(federation)
     message = _message(federation, envelopes)
-    words = _added([envelope.words for envelope in envelopes], Adder(federation.plan.form))
+    words = summed(federation.plan.kind, [envelope.words for envelope in envelopes])
     for at in range(24, message.index(words.tobytes()[:64]), 97):
         forged = np.frombuffer(message, np.uint8).copy()
         forged[at] ^= 1

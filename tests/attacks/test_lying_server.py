@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.silo.history import History
-from fedsync.cipher.suites.suite import BFV_MODULUS
-from fedsync.silo.owner import lockout
-from fedsync.silo.protocol import EvaluateModel, Refusal, Refused
+from fedsync.silo.protocol import EvaluateModel
 from tests.attacks.adversary import Federation, Heard
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import (
@@ -30,10 +27,9 @@ from tests.attacks.forgery import (
     give,
     key_from_refusals,
     key_from_slots,
-    read_sum,
-    sent,
     true_key,
 )
+from tests.cipher.lying_server import read_sum
 
 
 class Forger:
@@ -43,7 +39,9 @@ class Forger:
         federation.round()
         self.federation, self.path = federation, path
         own = federation.envelope("silo-a/1")
-        self.honest = own if path == "sum" else read_sum(federation, calibration(federation), 0, 1)
+        self.honest = (
+            own if path == "sum" else read_sum(federation.plan, federation.keys, calibration(federation), 0, 1)
+        )
         self.victim = federation.silo("silo-a")
         self.heard: list[Heard] = []
 
@@ -85,67 +83,6 @@ def test_to_accept_or_refuse_tells_nothing_of_the_key(forger: Forger) -> None:
 
     gained = bits_known(key_from_refusals(accepts, forger.honest.words, 8), true_key(forger.federation, range(8)))
     assert gained == 0, f"{gained:.0f} bits of the group's key by {len(forger.heard)} questions"
-
-
-def mutated(federation: Federation, honest: wire.Envelope, rng: np.random.Generator) -> bytes:
-    """A sum that is wrong in one of many ways, most of which fool all checks that need no key."""
-    words, head, tag = honest.words.copy(), honest.head, list(honest.tag)
-    row, at, other = rng.integers(len(words)), *rng.integers(words.shape[1], size=2)
-    members, changes = list(head.members), {}
-    match rng.integers(9):
-        case 0:
-            words[row, at] ^= np.uint64(1 << int(rng.integers(59)))
-        case 1:
-            words[row, [at, other]] = words[row, [other, at]]
-        case 2:
-            words[row, at] = rng.integers(BFV_MODULUS)
-        case 3:
-            words[:] = rng.integers(BFV_MODULUS, size=words.shape)
-        case 4:
-            words[:] = (words.astype(object) * int(rng.integers(2, 1000)) % BFV_MODULUS).astype(np.uint64)
-        case 5:
-            tag[rng.integers(len(tag))] = int(rng.integers(BFV_MODULUS))
-        case 6:
-            one = rng.integers(len(members))
-            members[one] = replace(members[one], nonce=rng.bytes(16))
-        case 7:
-            one = rng.integers(len(members))
-            members[one] = replace(members[one], digest=rng.bytes(32))
-        case _:
-            changes = {"attempt": int(rng.integers(1, 100))}
-    words %= np.uint64(BFV_MODULUS)
-    return aggregate(federation, honest, 1, words=words, tag=tuple(tag), members=tuple(members), **changes)
-
-
-def test_mutated_sums_are_all_the_same_to_the_server(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One answer of one length to all, nothing is opened, and nothing changes; bench/faults/oracle.py takes 10,000."""
-    monkeypatch.setattr(lockout, "LIMIT", 10**9)
-    federation = make()
-    federation.round()
-    honest, rng = read_sum(federation, sent(federation)[0].entries[0].sums[0], 1), np.random.default_rng(3)
-    victim = federation.silo("silo-a")
-    heard = [give(victim, beginning(federation, add(1, mutated(federation, honest, rng))), 1) for _ in range(100)]
-    assert {(type(one.reply), one.words, one.payload) for one in heard} == {(Refused, heard[0].words, None)}
-    assert victim.replica.holds == -1
-    assert not give(victim, beginning(federation, *sent(federation)), 1).refused, "the honest one still opens"
-
-
-def test_a_silo_answers_three_forgeries_and_no_more(make: Make) -> None:
-    """Also as another run, and after a restart: the fourth question is not looked at, not even the honest one."""
-    federation = make()
-    federation.round()
-    honest, rng = read_sum(federation, sent(federation)[0].entries[0].sums[0], 1), np.random.default_rng(3)
-    answered = 0
-    for number in range(8):
-        # Each another run, as far as its silo can tell.
-        victim = federation.silo("silo-a", federation.spec(f"run-{number}"))
-        heard = give(victim, beginning(federation, add(1, mutated(federation, honest, rng))), 1)
-        assert isinstance(heard.reply, Refused)
-        answered += heard.reply.code is Refusal.INTEGRITY
-    assert answered == 3
-    heard = give(federation.silo("silo-a"), beginning(federation, *sent(federation)), 1)
-    assert isinstance(heard.reply, Refused) and heard.reply.code is Refusal.LOCKED
-    assert not give(federation.silo("silo-b"), beginning(federation, *sent(federation)), 1).refused, "others go on"
 
 
 def test_digests_do_not_tell_how_large_updates_are(make: Make) -> None:

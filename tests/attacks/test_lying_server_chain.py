@@ -68,26 +68,16 @@ def forged(federation: Federation) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
-def test_no_game_with_authentic_sums_moves_the_model(game: str, two_rounds: Federation) -> None:
-    """Whoever joins gets this in place of the honest chain."""
-    federation = two_rounds
-    links = GAMES[game](federation, sent(federation))
-    silo = federation.silo("silo-a")
-    heard = give(silo, beginning(federation, *links), len(links))
-    assert steps(federation, silo, federation.silos["silo-a"].model) == 0
-    assert heard.refused and silo.replica.holds == -1, "all or nothing"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("game", GAMES)
-def test_no_game_behind_an_honest_chain_moves_the_model(game: str, two_rounds: Federation) -> None:
-    """The same for a silo that followed honestly so far."""
-    federation = two_rounds
-    silo, honest = federation.silos["silo-a"], federation.silos["silo-a"].model
-    links = GAMES[game](federation, sent(federation))
-    give(silo, onward(2, *links), 2 + len(links))
-    assert steps(federation, silo, honest) == 0
-    assert silo.replica.holds == 2
+def test_no_game_with_authentic_sums_moves_a_model(game: str, two_rounds: Federation) -> None:
+    """Who joins gets this in place of the honest chain, and who followed honestly so far gets it behind that."""
+    follower, joiner = two_rounds.silos["silo-a"], two_rounds.silo("silo-a")
+    honest, links = follower.model, GAMES[game](two_rounds, sent(two_rounds))
+    heard = give(joiner, beginning(two_rounds, *links), len(links))
+    assert steps(two_rounds, joiner, honest) == 0
+    assert heard.refused and joiner.replica.holds == -1, "all or nothing"
+    give(follower, onward(2, *links), 2 + len(links))
+    assert steps(two_rounds, follower, honest) == 0
+    assert follower.replica.holds == 2
 
 
 # A server that lies can say that it lost its newest checkpoint, and go on under another name from before.

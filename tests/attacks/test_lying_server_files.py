@@ -78,19 +78,6 @@ def test_no_other_way_leads_to_a_key(way: str, make: Make) -> None:
     assert shared(words, key.read_text()[:4000]) < LEAST, words[:300]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["table", "csv"])
-@pytest.mark.parametrize("body", ["Jane Doe HIV+,1", "1.5,Jane Doe HIV+", "1.5,2,Jane Doe HIV+", ",Jane Doe HIV+"])
-def test_no_cell_of_an_open_file_is_quoted(kind: str, body: str, make: Make) -> None:
-    federation = make()
-    folder = federation.folder / "open"
-    folder.mkdir()
-    (folder / "t.csv").write_text(f"Jane Doe,y\n{body}\n")
-    for target in ("y", "Jane Doe", "zzz"):
-        words = words_of(federation, reading(kind, folder / "t.csv", target), data=[str(folder)])
-        assert "Jane" not in words.replace(repr(target), ""), words
-
-
 def test_what_columns_are_called_is_told_to_nobody_and_cannot_be_tried(make: Make) -> None:
     """Two silos of a sealed run say the same of their columns, and the server can hash no guess of it."""
     federation = make()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -112,18 +113,14 @@ def test_orders_race_for_what_is_left_and_one_gets_it(silo: Silo) -> None:
     """Two runs are admitted at once, and the ledger has room for one."""
     victims = [silo.begin(run=f"run-{number}") for number in range(2)]
     orders = [silo.order(batch_size=ROWS, max_steps=3) for _ in victims]
-    ready, heard = threading.Barrier(2), []
+    ready = threading.Barrier(2)
 
-    def ask(victim: Victim, order: WorkOrder) -> None:
+    def ask(victim: Victim, order: WorkOrder) -> str:
         ready.wait()
-        words, _ = victim.service.ask(write_request(Train(order)), sent(zeros()))
-        heard.append(words)
+        return victim.service.ask(write_request(Train(order)), sent(zeros()))[0]
 
-    threads = [threading.Thread(target=ask, args=pair) for pair in zip(victims, orders, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        heard = list(pool.map(ask, victims, orders))
     assert sum('"refused"' in words.lower() for words in heard) == 1, heard
     assert silo.spent() <= BUDGET["epsilon"]
 

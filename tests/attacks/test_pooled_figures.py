@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -126,15 +125,15 @@ def test_numbers_of_one_pool_can_be_solved_for_its_counts_and_for_no_silo_s(aske
     told = {name: figures.score.metrics[name] for name in ("accuracy", "balanced_accuracy", "f1")}
     confusion = [metric for metric in METRICS if metric.name in told]
     fits = []
-    for samples, right in product((100,), (85,)):  # from the accuracy, of so many samples
-        for positives in range(1, samples):
-            for true_positives in range(max(0, right - (samples - positives)), min(positives, right) + 1):
-                true_negatives = right - true_positives
-                table = [true_negatives, samples - positives - true_negatives, positives - true_positives]
-                sums = np.array([*table, true_positives], dtype=np.float64)
-                numbers = {metric.name: number(metric, sums) for metric in confusion}
-                if all(one is not None and float(f"{one:.3e}") == told[name] for name, one in numbers.items()):
-                    fits.append((true_positives, true_negatives))
+    samples, right = 100, 85  # from the accuracy, of so many samples
+    for positives in range(1, samples):
+        for true_positives in range(max(0, right - (samples - positives)), min(positives, right) + 1):
+            true_negatives = right - true_positives
+            table = [true_negatives, samples - positives - true_negatives, positives - true_positives]
+            sums = np.array([*table, true_positives], dtype=np.float64)
+            numbers = {metric.name: number(metric, sums) for metric in confusion}
+            if all(one is not None and float(f"{one:.3e}") == told[name] for name, one in numbers.items()):
+                fits.append((true_positives, true_negatives))
     assert fits == [(40, 45)]
 
 

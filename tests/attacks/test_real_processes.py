@@ -23,8 +23,9 @@ from fedsync.core.orders import WorkReport
 from fedsync.flower.process_environment import flower_environment
 from fedsync.model.transfer import Payload
 from fedsync.ops.programs import CONNECTION
-from fedsync.ops.runs import connect, submit
+from fedsync.ops.runs import connect, submit, write_bundle
 from fedsync.silo.protocol import Describe, Request, Train, read_reply, write_request
+from fedsync.silo.run_text import run_config_text
 from tests.attacks.adversary import FEATURES, Federation, Heard, Victim, _issued
 from tests.attacks.forgery import (
     STRANGE,
@@ -39,24 +40,6 @@ from tests.attacks.forgery import (
 )
 from tests.attacks.test_server_and_silo import FRIEND, MASKED, agreement, isolated, upload
 from tests.e2e.deployed import deployed, write_files
-
-_PROJECT = """\
-[project]
-name = "lies"
-version = "1.0.0"
-description = "A lying server"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "nobody"
-
-[tool.flwr.app.components]
-serverapp = "relay:app"
-clientapp = "fedsync.flower.client_app:app"
-
-[tool.flwr.app.config]
-"""
 
 
 class _RealSilo(Victim):
@@ -95,16 +78,18 @@ class RealFederation(Federation):
         """Another run of the same silos, under masks; ``own`` is on the server's side."""
         made = copy(self)
         made.own, made.cipher = own, MASKED
-        made.__init__(self.root, self.folder, cipher=MASKED, run=run)  # type: ignore[misc]
+        settings = {own: run_config_text({"socket": str(self.folder / "line")})}  # as Flower gives them to the others
+        made.__init__(self.root, self.folder, cipher=MASKED, run=run, settings=settings)  # type: ignore[misc]
         return made
 
 
 def _submit(config: ServerStartConfig, folder: Path) -> Connection:
     """Hand in the lying app, and wait for it to call."""
-    bundle, socket = folder / "app", str(folder / "line")
-    bundle.mkdir()
+    socket = str(folder / "line")
+    bundle = write_bundle(folder / "app", {"socket": socket})
+    project = bundle / "pyproject.toml"
+    project.write_text(project.read_text().replace("fedsync.flower.server_app:app", "relay:app"))
     shutil.copy(Path(__file__).with_name("relay.py"), bundle)
-    (bundle / "pyproject.toml").write_text(f"{_PROJECT}socket = {json.dumps(socket)}\n")
     connect(config)
     with Listener(socket) as listener:
         submit(bundle, CONNECTION, flower_environment(Path(config.state)))

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -40,12 +41,9 @@ def test_run_texts_give_a_silo_no_more_trainers(tmp_path: Path, monkeypatch: pyt
             refused.append(error)
 
     tmp_path.chmod(0o700)
-    threads = [threading.Thread(target=ask, args=[number]) for number in range(6)]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(ask, range(6)))
         alive = [folder for folder in tmp_path.iterdir() if folder.is_dir() and tenant(folder) is not None]
         assert (len(alive), len(refused)) == (MOST_TRAINERS, 6 - MOST_TRAINERS)
         TrainerClient(Identity("0", 1, "silo-b"))._start()  # another silo has its own

@@ -15,6 +15,7 @@ from fedsync.common.processes import INTERPRETER, OWNER
 from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, landlock_abi
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.agent.joins import INBOX
+from tests.e2e.deployed import wait_for
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 
@@ -175,10 +176,10 @@ def test_flowers_program_runs_in_the_room_with_all_of_its_threads(tmp_path: Path
     with (tmp_path / "log").open("w+b") as log:
         process = subprocess.Popen(command, env=told, stdout=log, stderr=log)
         try:
-            for _ in range(600):
-                if b"Starting Flower SuperExec" in (tmp_path / "log").read_bytes() or process.poll() is not None:
-                    break
-                threading.Event().wait(0.1)
+            started = b"Starting Flower SuperExec"
+            wait_for(
+                lambda: started in (tmp_path / "log").read_bytes() or process.poll() is not None, "it starts", 60.0
+            )
             assert process.poll() is None, (tmp_path / "log").read_text()
             threads = [file.read_text() for file in Path(f"/proc/{process.pid}/task").glob("*/status")]
             assert threads and all("Seccomp:\t2" in each and "NoNewPrivs:\t1" in each for each in threads)

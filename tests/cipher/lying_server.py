@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import LinkEntry, Piece
+from fedsync.cipher.keys.keywrap import ServerKeys
+from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common.errors import SERVER
 from tests.cipher.make import Federation
 
@@ -18,20 +20,19 @@ def entry_of(federation: Federation, version: int) -> LinkEntry:
     return entry
 
 
-def envelope_of(federation: Federation, sum_: Piece, version: int, chunks: int | None = None) -> wire.Envelope:
-    plan, keys = federation.plan, federation.keys.server
+def read_sum(plan: EncryptionPlan, keys: ServerKeys, data: Piece, version: int, chunks: int) -> wire.Envelope:
+    """A sum that an honest server would send."""
     expected = wire.Expected(
-        wire.Kind.AGGREGATE, plan.form, plan.packing, SERVER, version, None, keys.epoch, keys.fingerprint, None,
-        chunks or plan.chunks,
-    )  # fmt: skip
-    return wire.decode(sum_, expected)
+        wire.Kind.AGGREGATE, plan.form, plan.packing, SERVER, version, None, keys.epoch, keys.fingerprint, None, chunks
+    )
+    return wire.decode(data, expected)
 
 
 def rewritten(federation: Federation, entry: LinkEntry, version: int, change: Change = lambda one: one) -> LinkEntry:
     """The same sums under another version, each changed as a server could."""
-    sums = []
+    plan, sums = federation.plan, []
     for one in entry.sums:
-        envelope = change(envelope_of(federation, one, entry.version))
+        envelope = change(read_sum(plan, federation.keys.server, one, entry.version, plan.chunks))
         sums.append(wire.encode(replace(envelope.head, round=version), envelope.words, envelope.tag, None))
     return replace(entry, version=version, sums=tuple(sums))
 

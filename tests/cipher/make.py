@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.cipher.encoding.catch_up import CatchUp, decode
+from fedsync.cipher.encoding.sealed_wire import Envelope
 from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
@@ -34,11 +35,12 @@ def report(base: int, steps: int = 5, samples: int = 40) -> WorkReport:
 
 @dataclass
 class Federation:
-    """A store and its silos; ``examples`` of each silo by name."""
+    """A store and its silos; ``examples`` of each silo by name. The run begins with the model ``first``."""
 
     plan: EncryptionPlan
     folder: Path
     examples: dict[str, int]
+    first: Vector = field(default_factory=lambda: INITIAL)
     aggregator: EncryptedAggregator = field(init=False)
     silos: dict[str, EncryptedReplica] = field(init=False)
     serials: dict[str, int] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class Federation:
             ring,
             open_suite(self.plan.kind, ring.group),
             self.examples[name],
-            lambda: INITIAL,
+            lambda: self.first,
             lambda: self._estimate(name),
             file,
             **options,
@@ -80,7 +82,7 @@ class Federation:
 
     def _estimate(self, name: str) -> tuple[Vector, int, int]:
         self.measured.append(name)
-        return np.full(LAYOUT.size, 0.05, dtype=np.float32), 5, 40
+        return np.full(self.first.size, 0.05, dtype=np.float32), 5, 40
 
     def begin(self, name: str, version: int) -> Vector:
         """Send an order's package; returns the model that the silo then has."""
@@ -104,6 +106,20 @@ class Federation:
         """Message to a silo that has nothing."""
         self.aggregator.holds(name, -1)
         return decode(self.aggregator.outgoing(name))
+
+    def up_to(self, name: str, version: int) -> Payload:
+        """Message that brings a silo that has nothing to this version."""
+        whole = self.all_for(name)
+        return replace(whole, version=version, links=whole.links[:version]).encode()
+
+    def own_grid(self, name: str, *exponents: int) -> None:
+        """The silo seals on a grid of its own from now on."""
+        silo = self.silos[name]
+        silo._state = replace(silo._state, scales=replace(silo._state.scales, exponents=(exponents,)))
+
+    def envelope(self, update_id: str) -> Envelope:
+        """An update that waits for its commit."""
+        return self.aggregator._inbox._pending[update_id].envelope
 
     def seal(
         self, name: str, update: Vector, steps: int = 5, evaluation: Evaluation | None = None

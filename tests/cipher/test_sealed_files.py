@@ -1,6 +1,5 @@
 """Large sealed messages lie in files: who sends, adds or opens them holds a span, and nothing else is different."""
 
-import tracemalloc
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -13,51 +12,35 @@ import pytest
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start, decode
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.sealed_wire import TRAILER_BYTES, Envelope, Kind, unsigned
-from fedsync.cipher.keys.authority import EmulatedKeys, emulated_keys
-from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import total
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
-from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import PAD, Adder, Words
-from fedsync.core.actions import Commit
 from fedsync.core.silo_weight import Weighting
 from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.chunked_arrays import ArrayKeeper, file_part
-from fedsync.model.layout import Layout, Vector
+from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
-from tests.cipher.make import order, report
+from tests.cipher.make import Federation
 from tests.cipher.messages import head
 from tests.cipher.sealers import member
+from tests.memory import resident, traced
 from tests.model.stores import files_in
 
 MIB = 2**20
 LAYOUT = Layout(("body", "head"), ((1000, 600), (5000,)))
 """Of which an update under the pad, three values in eight bytes, has 1.5 MiB."""
 
-NAMES = ("a", "b", "c")
-
-
 CHUNKS = 8 * MIB // PAD.chunk_bytes
 WORDS = np.random.default_rng(0).integers(0, 2**63, (CHUNKS, PAD.words), dtype=np.uint64)
-
-
-def resident() -> int:
-    """Bytes of files that this process holds in memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
 
 
 def peak_of(work: Callable[[], object]) -> int:
     """Most bytes that work takes at once, and pages of files that it holds when it is done."""
     before = resident()
-    tracemalloc.start()
-    try:
+    with traced() as taken:
         work()
-        return tracemalloc.get_traced_memory()[1] + max(resident() - before, 0)
-    finally:
-        tracemalloc.stop()
+    return taken.peak + max(resident() - before, 0)
 
 
 @pytest.mark.parametrize("silos", [2, 6])
@@ -101,66 +84,44 @@ def noted(words: Iterator[Words], held: list[int]) -> Iterator[Words]:
         yield span
 
 
-class Round:
-    """Silos and a server whose files are in a folder, or nowhere."""
+def federation(root: Path, folder: Path | None) -> Federation:
+    """Silos and a server whose files are in a folder, or nowhere; keys are below ``root``."""
+    sealed = EncryptionPlan("pad", 16, LAYOUT, Weighting(), 3)
+    made = Federation(sealed, root, dict.fromkeys("abc", 10), np.zeros(LAYOUT.size, np.float32))
+    evidence = Evidence((folder or root / "memory") / "evidence", "run", 8, 2**30)
+    made.aggregator = EncryptedAggregator(sealed, made.keys.server, None, evidence, folder and folder / "sums")
+    for name in made.examples:
+        (root / name).mkdir(exist_ok=True)
+        made.silos[name] = silo = made.copy(name, folder and folder / name / "copy")
+        made.aggregator.greet(name, silo.holds, silo.greeting())
+    return made
 
-    def __init__(self, keys: EmulatedKeys, plan: EncryptionPlan, folder: Path | None) -> None:
-        self.keys, self.plan, self.folder = keys, plan, folder
-        self.server = self.another()
-        self.silos = {name: self.silo(name) for name in NAMES}
-        for name, silo in self.silos.items():
-            self.server.greet(name, silo.holds, silo.greeting())
 
-    def another(self) -> EncryptedAggregator:
-        evidence = Evidence((self.folder or self.keys.server_file.parent) / "evidence", "run", 8, 2**30)
-        return EncryptedAggregator(self.plan, self.keys.server, None, evidence, self.folder and self.folder / "sums")
-
-    def silo(self, name: str) -> EncryptedReplica:
-        ring = replace(open_ring(self.keys.silos[name]), folder=None)
-        sample = np.full(LAYOUT.size, 0.01, np.float32)
-        return EncryptedReplica(
-            self.plan, ring, open_suite("pad", ring.group), 10, lambda: np.zeros(LAYOUT.size, np.float32),
-            lambda: (sample, 5, 40), self.folder and self.folder / name / "copy",
-        )  # fmt: skip
-
-    def turn(self, version: int, *, commits: bool = True) -> dict[str, Payload]:
-        """A round from a version."""
-        updates = {}
-        for name, silo in self.silos.items():
-            update_id = f"{name}/{version + 1}"
-            self.server.begin(update_id)
-            silo.receive(self.server.outgoing(name), version)
-            update = np.random.default_rng(version).normal(size=LAYOUT.size).astype(np.float32) / 100
-            updates[update_id] = silo.send(update, order(update_id, version), report(version))
-            self.server.put(name, update_id, updates[update_id])
-            self.server.holds(name, version)
-        if commits:
-            self.commit(version, updates)
-        return updates
-
-    def commit(self, version: int, updates: dict[str, Payload]) -> None:
-        self.server.commit(Commit(version + 1, dict.fromkeys(sorted(updates), 1 / 3)))
-
-    def model(self, version: int) -> Vector:
-        return self.silos["a"].receive(self.server.outgoing("a"), version)
+def updates_of(made: Federation, version: int) -> dict[str, Payload]:
+    """What all silos send the server for a version, by its names."""
+    made.begin_all("abc", version)
+    update = np.random.default_rng(version).normal(size=LAYOUT.size).astype(np.float32) / 100
+    found = dict(made.seal(name, update) for name in "abc")
+    for update_id, payload in found.items():
+        made.aggregator.put(update_id[0], update_id, payload)
+        made.aggregator.holds(update_id[0], version)
+    return found
 
 
 @pytest.fixture
-def rounds(tmp_path: Path) -> dict[str, Round]:
+def both(tmp_path: Path) -> dict[str, Federation]:
     """The same run with files and without."""
-    keys = emulated_keys(NAMES, tmp_path / "keys", seed=1)
-    plan = EncryptionPlan("pad", 16, LAYOUT, Weighting(), 3)
-    for name in NAMES:
-        (tmp_path / name).mkdir()
-    return {"files": Round(keys, plan, tmp_path), "memory": Round(keys, plan, None)}
+    return {"files": federation(tmp_path, tmp_path), "memory": federation(tmp_path, None)}
 
 
-def test_in_files_and_in_memory_all_comes_to_the_same_bits(rounds: dict[str, Round], tmp_path: Path) -> None:
+def test_in_files_and_in_memory_all_comes_to_the_same_bits(both: dict[str, Federation], tmp_path: Path) -> None:
     models = {}
-    for kind, one in rounds.items():
-        updates = one.turn(0) | one.turn(1)
-        assert {file_part(update) is not None for update in updates.values()} == {kind == "files"}
-        models[kind] = one.model(2)
+    for kind, made in both.items():
+        for version in range(2):
+            updates = updates_of(made, version)
+            assert {file_part(update) is not None for update in updates.values()} == {kind == "files"}
+            made.commit(version + 1, list(updates))
+        models[kind] = made.begin("a", 2)
         assert (file_part(models[kind]) is not None) == (kind == "files")
     np.testing.assert_array_equal(models["files"], models["memory"])
     assert np.abs(models["files"]).max() > 0.01
@@ -185,12 +146,12 @@ def arrays_in(value: Any) -> Iterator[Payload]:
             yield from arrays_in(getattr(value, name))
 
 
-def test_a_state_names_whole_files_and_another_server_goes_on_with_them(rounds: dict[str, Round]) -> None:
+def test_a_state_names_whole_files_and_another_server_goes_on_with_them(both: dict[str, Federation]) -> None:
     """Whole files can be linked by a checkpoint; joined, or parts of files, they would be written again."""
-    one = rounds["files"]
-    one.turn(0)
-    updates = one.turn(1, commits=False)
-    state = one.server.state()
+    made = both["files"]
+    made.commit(1, list(updates_of(made, 0)))
+    updates = list(updates_of(made, 1))
+    state = made.aggregator.state()
     found = list(arrays_in(state))
     assert len(found) == 4, "a sum, and three updates that wait"
     for array in found:
@@ -198,26 +159,22 @@ def test_a_state_names_whole_files_and_another_server_goes_on_with_them(rounds: 
         assert part is not None and not array.flags.writeable
         assert (part.offset, part.nbytes) == (0, part.path.stat().st_size)
     copied = {name: copy(part) for name, part in state.items()}  # it goes on with what is written down at once
-    before = one.server
-    one.server = EncryptedAggregator(one.plan, one.keys.server)
-    one.server.restore(copied)
-    one.commit(1, updates)
-    model = one.model(2)
-    one.server = before
-    one.commit(1, updates)
-    np.testing.assert_array_equal(one.silo("b").receive(one.server.outgoing("nobody yet"), 2), model)
+    before, made.aggregator = made.aggregator, EncryptedAggregator(made.plan, made.keys.server)
+    made.aggregator.restore(copied)
+    made.commit(2, updates)
+    model = made.begin("a", 2)
+    made.aggregator = before
+    made.commit(2, updates)
+    np.testing.assert_array_equal(made.copy("b").receive(before.outgoing("nobody yet"), 2), model)
 
 
-def test_what_is_kept_of_an_update_is_the_file_in_which_it_waited(rounds: dict[str, Round], tmp_path: Path) -> None:
+def test_what_is_kept_of_an_update_is_the_file_in_which_it_waited(both: dict[str, Federation], tmp_path: Path) -> None:
     """It takes no room and no time; where it waited in memory, it is written."""
-    updates = rounds["files"].turn(0)
-    for number, update in enumerate(updates.values()):
-        kept = tmp_path / "evidence" / f"1.{number}.updates"
-        assert kept.read_bytes() == update.tobytes() and kept.stat().st_mode & 0o777 == 0o600
-        part = file_part(update)
-        assert part is not None and part.path.samefile(kept)
-    written = rounds["memory"].turn(0)
-    folder = rounds["memory"].keys.server_file.parent / "evidence"
-    assert [(folder / f"1.{number}.updates").read_bytes() for number in range(3)] == [
-        update.tobytes() for update in written.values()
-    ]
+    for kind, folder in (("files", tmp_path), ("memory", tmp_path / "memory")):
+        updates = updates_of(both[kind], 0)
+        both[kind].commit(1, list(updates))
+        for number, update in enumerate(updates.values()):
+            kept = folder / "evidence" / f"1.{number}.updates"
+            assert kept.read_bytes() == update.tobytes() and kept.stat().st_mode & 0o777 == 0o600
+            part = file_part(update)
+            assert (part is not None and part.path.samefile(kept)) == (kind == "files")

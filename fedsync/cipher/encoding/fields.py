@@ -11,8 +11,12 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedsync.cipher.suites.suite import DIGEST_BYTES, NO_DIGEST, NONCE_BYTES, Member
 from fedsync.common.errors import ProtocolError
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
 
 MAX_NAME_BYTES = 255
 
@@ -86,3 +90,13 @@ def annex_stub(annex: bytes) -> bytes:
 def annex_digest(annex: bytes) -> bytes:
     """`Member.annex` of an update with this annex: SHA-256 of the stub, or `NO_DIGEST` without one."""
     return hashlib.sha256(annex_stub(annex)).digest() if annex else NO_DIGEST
+
+
+def clear_values(data: bytes | memoryview | Payload, size: int, sender: str) -> Vector:
+    """Decode values in the clear, float32 [size]; `ProtocolError` for a wrong number or a non-finite value."""
+    if len(data) != 4 * size:
+        raise ProtocolError(sender, "length", f"{len(data)} bytes in the clear, not {4 * size}")
+    values = np.frombuffer(data, dtype="<f4").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ProtocolError(sender, "finite", "unencrypted values are not finite")
+    return values

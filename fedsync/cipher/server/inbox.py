@@ -11,6 +11,7 @@ import numpy as np
 
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import WINDOW
+from fedsync.cipher.encoding.fields import clear_values
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.masked_work import WorkDone, most_comparable
@@ -81,15 +82,12 @@ class Inbox:
     def put(self, silo: str, update_id: str, update: Payload) -> None:
         """Keep a sealed update after every check that needs no key; raise `ProtocolError` at the first failure."""
         ordered = self._order_of(silo, update_id)
-        clear_bytes = 4 * self._plan.clear_values
-        cut = len(update) - clear_bytes
+        cut = len(update) - 4 * self._plan.clear_values
         if update.dtype != np.uint8 or update.ndim != 1 or cut < 0:
             raise ProtocolError(silo, "update", f"{update.dtype} {update.shape} instead of bytes")
         update = self._files.keep(update)
         envelope = self._read(silo, update_id, ordered, update[:cut], self._plan.chunks)
-        clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
-        if not np.isfinite(clear).all():
-            raise ProtocolError(silo, "finite", "unencrypted values are not finite")
+        clear = clear_values(update[cut:], self._plan.clear_values, silo)
         self._check_nonces(silo, envelope)
         masks = self._masks(silo, envelope.head.annex) if self._plan.masked else None
         self._pending[update_id] = Update(update, envelope, clear, ordered.scale, (envelope,), (update_id,), masks)

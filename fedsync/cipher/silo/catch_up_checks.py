@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKind, Piece, attesters
+from fedsync.cipher.encoding.fields import clear_values
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.masking.masks import Unmasker
@@ -139,7 +138,7 @@ class CatchUpReader:
         sums = tuple(self._authenticator.authenticate(one, SERVER) for one in envelopes)
         if self._plan.noise is not None and len(sums) != 1:
             raise ProtocolError(SERVER, "members", f"{len(sums)} sums, each with a part of a version's noise")
-        clear = clear_values(entry.clear, self._plan.clear_values)
+        clear = clear_values(entry.clear, self._plan.clear_values, SERVER)
         content = added_content([one.head for one in sums], as_bytes(clear).data)
         unmasker = self._unmasker(entry, sums) if self._plan.masked else None
         return ReadEntry(entry.version, content, sums, clear, unmasker, members_of(sums))
@@ -217,13 +216,3 @@ def admit(member: Member, added: dict[str, tuple[int, ...]], ring: Ring) -> None
     if number in seen or (len(seen) == SEEN and number < seen[0]) or number < 1:
         raise ProtocolError(SERVER, "members", f"{member.update_id[:80]!r} was added before")
     added[name] = tuple(sorted((*seen, number)))[-SEEN:]
-
-
-def clear_values(data: Piece, size: int) -> Vector:
-    """Decode values in the clear, float32 [size]; `ProtocolError` for a wrong number or a non-finite value."""
-    if len(data) != 4 * size:
-        raise ProtocolError(SERVER, "length", f"{len(data)} bytes in the clear, not {4 * size}")
-    values = np.frombuffer(data, dtype="<f4").astype(np.float32)
-    if not np.isfinite(values).all():
-        raise ProtocolError(SERVER, "finite", "unencrypted values are not finite")
-    return values

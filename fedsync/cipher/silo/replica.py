@@ -19,7 +19,7 @@ import numpy as np
 from fedsync.cipher.encoding import catch_up, tally
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Start
-from fedsync.cipher.encoding.fields import annex_digest
+from fedsync.cipher.encoding.fields import annex_digest, clear_values
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
@@ -31,7 +31,7 @@ from fedsync.cipher.masking.mask_roster import MaskRoster
 from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.catch_up_checks import CatchUpReader, check_alike, clear_values
+from fedsync.cipher.silo.catch_up_checks import CatchUpReader, check_alike
 from fedsync.cipher.silo.figure_pool import KeptModel, countable
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
@@ -372,7 +372,7 @@ class EncryptedReplica:
     def _first_model(self, received: CatchUp) -> Vector:
         if received.start is Start.HELD:
             return self._initial()
-        model = clear_values(received.model, self._plan.layout.size)
+        model = clear_values(received.model, self._plan.layout.size, SERVER)
         found = hashlib.sha256(as_bytes(model).data).hexdigest()
         if self._pinned not in (ANY_MODEL, found):
             detail = f"SHA-256 {found}, which the owner of this silo has not pinned (first_model)"

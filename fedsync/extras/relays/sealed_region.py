@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsync.cipher.encoding import sealed_wire as wire
+from fedsync.cipher.encoding.fields import clear_values
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.masked_work import most_comparable
@@ -81,9 +82,7 @@ class SealedRegion:
         )  # fmt: skip
         update = self._files.keep(update)
         envelope = wire.decode(update[:cut].data, expected)
-        clear = np.frombuffer(update[cut:].tobytes(), dtype="<f4").astype(np.float32, copy=False)
-        if not np.isfinite(clear).all():
-            raise ProtocolError(silo, "finite", "unencrypted values are not finite")
+        clear = clear_values(update[cut:], plan.clear_values, silo)
         nonce = envelope.head.members[0].nonce
         if any(one.envelope.head.members[0].nonce == nonce for one in self._kept.values()):
             raise ProtocolError(silo, "nonce", "that of another update: silos would not decrypt a sum of both")

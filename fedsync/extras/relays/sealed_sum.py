@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsync.cipher.encoding import fields
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.integrity import added
 from fedsync.cipher.suites.suite import Words, check_additions, words_fault
@@ -86,9 +87,7 @@ def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_
     fault = words_fault(envelope.words, form, relay)
     if fault is not None:
         raise fault
-    clear = np.frombuffer(payload[at + size :].tobytes(), dtype="<f4").astype(np.float32, copy=False)
-    if not np.isfinite(clear).all():
-        raise ProtocolError(relay, "finite", "unencrypted values are not finite")
+    clear = fields.clear_values(payload[at + size :], clear_values, relay)
     return SealedSum(envelope, tuple(slips), clear)
 
 

@@ -33,11 +33,6 @@ def refused(bundle: bytes, own: SiloKeys = A, administrator: bytes = PUBLIC, hel
     return caught.value.check
 
 
-def test_a_bundle_brings_its_silo_the_group_key() -> None:
-    assert unwrap(BUNDLE, A, PUBLIC, 2) == GROUP
-    assert unwrap(wrap(GROUP, "b", SIGNING), B, PUBLIC) == GROUP
-
-
 def test_a_bundle_does_not_hold_the_secret_in_the_clear_and_no_two_are_alike() -> None:
     again = wrap(GROUP, "a", SIGNING)
     assert GROUP.key not in BUNDLE and GROUP.context not in BUNDLE

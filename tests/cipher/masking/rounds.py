@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
@@ -82,8 +82,3 @@ class Carried:
                 else:
                     self.server.answer(name, answer(self.of[name], payload))
         return self.server.opening() if self.server.done else None
-
-
-def long_lived(pair: SiloKeys) -> SiloKeys:
-    """A silo's keys as they would be without a pair for the run."""
-    return replace(LONG[pair.name])

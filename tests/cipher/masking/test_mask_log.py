@@ -255,7 +255,7 @@ def test_a_silo_that_is_restarted_or_set_back_does_not_use_masks_again(federatio
 
 def _opened_by_a_spy(federation: Federation, update_id: str) -> Slots:
     """Slots of an update, masks still on, as server and a silo together see them."""
-    envelope = federation.aggregator._inbox._pending[update_id].envelope
+    envelope = federation.envelope(update_id)
     group = _ring(federation, "b").group
     return open_suite("masked", group).open(envelope.words, envelope.head.members)
 

@@ -146,7 +146,7 @@ def test_masks_of_an_update_are_of_its_order_the_silo_s_past_and_its_roster(tmp_
     federation = Federation(plan("masked"), tmp_path, FOUR)
     federation.begin("a", 0)
     federation.answer("a", change(1))
-    silo, head = federation.silos["a"], federation.aggregator._inbox._pending["a/1"].envelope.head
+    silo, head = federation.silos["a"], federation.envelope("a/1").head
     (member,), annex = head.members, Annex.unpack(head.annex, "a", "server")
     assert silo._roster is not None and member.chain == silo._state.history.chain(0) != silo._masked_run
     assert annex.context == mask_context(silo._masked_run, order("a/1", 0), member.chain, 0, silo._roster)

@@ -117,10 +117,15 @@ def test_shares_of_too_few_silos_say_nothing() -> None:
 
 
 def test_shares_are_read_by_the_silo_that_they_are_for() -> None:
+    """Not even those that silo0 dealt to silo4 come back as silo4's, though the two agree on one secret."""
     of = rounds()
-    annex = Annex.unpack(of["silo4"].annex, "silo4", "silo4")
-    swapped = replace(annex, sealed={**annex.sealed, "silo0": annex.sealed["silo1"]})
-    for bad, own in ((swapped, "silo0"), (replace(annex, context=bytes(32)), "silo0"), (annex, "silo4")):
+    annex, dealt = (Annex.unpack(of[name].annex, name, name) for name in ("silo4", "silo0"))
+    swapped, mirrored = (
+        replace(annex, sealed={**annex.sealed, "silo0": other})
+        for other in (annex.sealed["silo1"], dealt.sealed["silo4"])
+    )
+    elsewhere = replace(annex, context=bytes(32))
+    for bad, own in ((swapped, "silo0"), (mirrored, "silo0"), (elsewhere, "silo0"), (annex, "silo4")):
         with pytest.raises(ProtocolError, match="not for this silo"):
             open_shares(bad, "silo4", PAIRS["silo4"].public, PAIRS[own])
 

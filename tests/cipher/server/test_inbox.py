@@ -13,26 +13,11 @@ from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.evaluation.version_scores import Selection
-from fedsync.model.layout import Layout, Vector
+from fedsync.model.layout import Layout
 from fedsync.model.server_optimizer import Adaptive, HeavyBall
-from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
+from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, mean_of, plan
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
-
-
-def _spoil(federation: Federation, name: str) -> None:
-    """The silo seals on a grid of its own from now on."""
-    silo = federation.silos[name]
-    silo._state = replace(silo._state, scales=replace(silo._state.scales, exponents=((7, 7, 7),)))
-
-
-def _answers(federation: Federation, names: str, liar: str) -> tuple[list[str], list[Vector]]:
-    """All answer, the liar first."""
-    federation.begin_all(names, 0)
-    _spoil(federation, liar)
-    updates = {name: change(ord(name)) for name in names}
-    ids = [federation.answer(name, updates[name]) for name in sorted(names, key=lambda name: name != liar)]
-    return ids, [updates[name] for name in names if name != liar]
 
 
 @pytest.mark.parametrize("kind", ["bfv", "masked"])
@@ -40,11 +25,12 @@ def test_the_grid_that_most_silos_used_counts_whoever_was_first(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(plan(kind), tmp_path, FOUR)
-    ids, honest = _answers(federation, "abcd", liar="d")
-    federation.commit(1, ids)
+    federation.begin_all("abcd", 0)
+    federation.own_grid("d", 7, 7, 7)
+    federation.commit(1, federation.answer_all("dabc"))
     federation.unmask()
     assert "d/1 was sealed on another grid" in caplog.text
-    close(federation.begin("a", 1), INITIAL + np.mean(honest, axis=0))
+    close(federation.begin("a", 1), INITIAL + mean_of("abc"))
 
 
 def test_an_update_is_committed_once_and_its_order_is_over(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
+from fedsync.cipher.keys.keyring import open_ring
+from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica import EncryptedReplica
+from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import ProtocolError
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
@@ -23,9 +26,20 @@ ADD, UNDO, EMPTY = LinkKind.ADD, LinkKind.UNDO, LinkKind.EMPTY
 def holding(federation: Federation, tmp_path: Path, version: int) -> EncryptedReplica:
     """A silo that holds this version."""
     silo = federation.copy("c", tmp_path / f"{version}.bin")
-    whole = federation.all_for("c")
-    silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
+    silo.receive(federation.up_to("c", version), version)
     return silo
+
+
+def with_a_history(federation: Federation, state: ReplicaState) -> ReplicaState:
+    """The state with the history that b, which has the code, would compute for it; others have built on another."""
+    known, last = state.history, state.history.records.last[-1]
+    records = replace(known.records, newest=state.version - 1, last=known.records.last[:-1])
+    concealed = open_ring(federation.keys.silos["b"]).group.conceal(state.digest)
+    history = History(known.run, records, known.chains[:-1]).after(
+        last.kind, ((state.version, last.content),), concealed, last.counted
+    )
+    assert history.fits(concealed)
+    return replace(state, history=history)
 
 
 def to(version: int, *links: Link) -> Payload:
@@ -34,21 +48,23 @@ def to(version: int, *links: Link) -> Payload:
 
 
 @contextmanager
-def refused(
-    silo: EncryptedReplica, check: str, *, opened: bool = False, by: type[ProtocolError] = ProtocolError
-) -> Iterator[None]:
-    """The check fails, nothing is decrypted unless it may be, and the silo is as before, also on disk."""
-    calls = []
-    opens, before, kept = (
-        silo._sealer.open,
-        silo._state,
-        silo._file.read_bytes() if silo._file and silo.holds >= 0 else b"",
-    )
+def openings(silo: EncryptedReplica) -> Iterator[list[int]]:
+    """Chunks of every call of the suite meanwhile."""
+    calls, opens = list[int](), silo._sealer.open
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(silo._sealer, "open", lambda *given: calls.append(1) or opens(*given))
-        with pytest.raises(by) as caught:
-            yield
-    assert caught.value.check == check, str(caught.value)
+        patch.setattr(silo._sealer, "open", lambda words, *rest: calls.append(len(words)) or opens(words, *rest))
+        yield calls
+
+
+@contextmanager
+def refused(
+    silo: EncryptedReplica, *checks: str, opened: bool = False, by: type[ProtocolError] = ProtocolError
+) -> Iterator[None]:
+    """One of the checks fails, nothing is decrypted unless it may be, and the silo is as before, also on disk."""
+    before, kept = silo._state, silo._file.read_bytes() if silo._file and silo.holds >= 0 else b""
+    with openings(silo) as calls, pytest.raises(by) as caught:
+        yield
+    assert caught.value.check in checks, str(caught.value)
     assert bool(calls) == opened
     assert silo._state is before
     if kept and silo._file is not None:
@@ -57,9 +73,10 @@ def refused(
 
 def without_opening(silo: EncryptedReplica, payload: Payload, version: int) -> Vector:
     """The model that the silo then has; it decrypts nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(silo._sealer, "open", lambda *given: pytest.fail("it was opened"))
-        return silo.receive(payload, version)
+    with openings(silo) as calls:
+        model = silo.receive(payload, version)
+    assert not calls
+    return model
 
 
 def undo(*entries: LinkEntry) -> Link:

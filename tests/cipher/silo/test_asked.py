@@ -44,12 +44,6 @@ def test_the_test_split_is_for_one_model_of_each_kind(again: WorkOrder, tmp_path
         assert each.admits(again, "m2") == (again.subject is Subject.BEST)
 
 
-def test_what_was_found_in_rounds_does_not_count_on_the_test_split() -> None:
-    asked = Asked(None)
-    assert asked.admits(asking(1), "m1") and asked.admits(asking(2, Subject.LAST, Split.TEST, 0), "m1")
-    assert not asked.admits(asking(3, Subject.BEST), "m2"), "rounds are of the newest model"
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 1, "tests": {}}', '{"rounds": [], "tests": {"last": 1}}'])
 def test_a_record_that_is_damaged_counts_as_if_all_had_been_asked(text: str, tmp_path: Path) -> None:
     (tmp_path / "asked.json").write_text(text)

@@ -137,14 +137,12 @@ def calibration(federation: Federation, names: str = "ab", **changes: Any) -> by
     server, envelopes = federation.aggregator, []
     grid = federation.plan.grid(changes.pop("exponents", federation.plan.first_exponents))
     attempt = changes.pop("attempt", 0)
-    beyond = changes.pop("beyond", 0)
     for number, name in enumerate(names):
         silo = federation.silos[name]
         member = Member(
             f"{name}{changes.get('suffix', '/0')}", changes.get("round", 0), bytes([number] * 16), silo._run
         )
         slots = grid.header_only(build(Contribution(1, federation.plan.first_exponents), federation.plan.cap))
-        slots[0, -1] = beyond
         sealer = Serial(silo._sealer)
         made = bytearray(
             b"".join(seal_pieces(silo._head(member, grid, 1, attempt), [slots], sealer, silo._authenticator, None))

@@ -14,7 +14,6 @@ from fedsync.cipher.encoding.catch_up import CatchUp, Link, Start
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo import replica_state
-from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import ProtocolError, SpoiledSum
 from fedsync.core.actions import Commit
@@ -25,7 +24,7 @@ from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.server_optimizer import LARGEST, Adaptive, HeavyBall, Moments, ServerOptimizer
 from tests.cipher.lying_server import entry_of
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, plan
-from tests.cipher.silo.chains import EMPTY, refused, to, undo
+from tests.cipher.silo.chains import EMPTY, refused, to, undo, with_a_history
 from tests.cipher.silo.test_spoiled import LIES, _put, alike, committed, states
 
 OPTIMIZERS: dict[str, ServerOptimizer] = {
@@ -222,18 +221,11 @@ def test_no_header_makes_a_moment_that_is_no_number(kind: str, tmp_path: Path) -
 
 
 def lied(federation: Federation, state: ReplicaState, moments: Moments) -> CatchUp:
-    """A snapshot by b, who has the code and computes the chain that its state would have."""
-    known, last, ring = state.history, state.history.records.last[-1], open_ring(federation.keys.silos["b"])
-    version = state.version
-    records = replace(known.records, newest=version - 1, last=known.records.last[:-1])
-    state = replace(state, moments=moments)
-    concealed = ring.group.conceal(state.digest)
-    history = History(known.run, records, known.chains[:-1]).after(
-        last.kind, ((version, last.content),), concealed, last.counted
-    )
-    sealed = replica_state.seal_snapshot(ring, federation.plan, replace(state, history=history))
+    """A snapshot by b, and all links that follow it."""
+    lie = with_a_history(federation, replace(state, moments=moments))
+    sealed = replica_state.seal_snapshot(open_ring(federation.keys.silos["b"]), federation.plan, lie)
     whole = catch_up.decode(federation.aggregator.outgoing("d"))
-    return CatchUp(Start.SNAPSHOT, version, whole.version, whole.links[version:], sealed)
+    return CatchUp(Start.SNAPSHOT, state.version, whole.version, whole.links[state.version :], sealed)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +236,8 @@ def test_a_snapshot_with_other_moments_is_refused(value: float, check: str, tmp_
     """A root of -1 would be NaN. A number that might be one is refused for what others built on the true ones."""
     federation = made(OPTIMIZERS["fedadam"], tmp_path)
     follow(federation, ["abc", "abc", "abc"])
-    whole = federation.all_for("d")
     silo = federation.copy("d")
-    silo.receive(replace(whole, version=2, links=whole.links[:2]).encode(), 2)
+    silo.receive(federation.up_to("d", 2), 2)
     moments = silo._state.moments
     second: Vector = moments.vectors[1].copy()
     second[7] = value
@@ -263,10 +254,9 @@ def test_all_snapshots_of_a_run_have_one_length(kind: str, tmp_path: Path) -> No
     federation = made(OPTIMIZERS[kind], tmp_path)
     ring, lengths = open_ring(federation.keys.silos["b"]), set()
     follow(federation, WHO)
-    whole = federation.all_for("d")
     for version in (0, 1, 6):
         silo = federation.copy("d")
-        silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
+        silo.receive(federation.up_to("d", version), version)
         assert sum(map(len, silo._state.whole)) < ReplicaState.most_bytes(federation.plan, ring.group.members)
         lengths.add(len(replica_state.seal_snapshot(ring, federation.plan, silo._state)))
     assert len(lengths) == 1

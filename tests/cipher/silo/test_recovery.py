@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.silo import replica_state
 from fedsync.cipher.silo.replay_log import ChainLog
 from fedsync.common.errors import ConfigError, ProtocolError
@@ -136,15 +135,13 @@ def test_no_two_uploads_have_one_nonce_whatever_they_are_called(kind: str, tmp_p
     """The same order twice, with two updates: with one nonce the pad's difference would be that of the updates."""
     federation = Federation(plan(kind), tmp_path, {"a": 1})
     federation.begin("a", 0)
-    silo, keys, sealed = federation.silos["a"], federation.keys.server, federation.plan
     envelopes = []
     for seed in range(2):
-        update = silo.send(change(seed), order("a/1", 0), report(0))
-        expected = wire.Expected(
-            wire.Kind.UPDATE, sealed.form, sealed.packing, "a", 0, 0, keys.epoch, keys.fingerprint, None, sealed.chunks,
-            "a/1", keys.senders["a"],
-        )  # fmt: skip
-        envelopes.append(wire.decode(memoryview(update.tobytes()), expected))
+        update = federation.silos["a"].send(change(seed), order("a/1", 0), report(0))
+        federation.aggregator.begin("a/1")
+        federation.aggregator.put("a", "a/1", update)
+        envelopes.append(federation.envelope("a/1"))
+        federation.aggregator.discard("a/1")
     one, other = envelopes
     assert one.head.members[0].nonce != other.head.members[0].nonce
     # Slots differ by fewer than 2^44; of 4,096 uniform words of 60 bits and more hardly one is as near.

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
 
@@ -19,6 +18,7 @@ from fedsync.common.errors import ProtocolError
 from fedsync.model.layout import Layout
 from tests.cipher.messages import KEYS, expected, head
 from tests.cipher.sealers import group, member, sealer, slots_of
+from tests.memory import traced
 
 MIB = 2**20
 TAG_KEY = bytes(32)
@@ -78,10 +78,8 @@ def test_sealing_takes_the_message_and_little_more(kind: str) -> None:
     own = tally.build(tally.Contribution(1, (0,)), 1)
     of = head(kind, grid.chunks)
     pipeline, authenticator = Serial(sealer(kind)), Authenticator(TAG_KEY, of.form)
-    tracemalloc.start()
-    made = (slots for slots, _ in grid.encode(own, values, 1.0, np.random.default_rng(0)))
-    message = bytearray(b"".join(seal_pieces(of, made, pipeline, authenticator, KEYS.signing)))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced() as taken:
+        made = (slots for slots, _ in grid.encode(own, values, 1.0, np.random.default_rng(0)))
+        message = b"".join(seal_pieces(of, made, pipeline, authenticator, KEYS.signing))
     assert len(message) <= 2.2 * values.nbytes
-    assert peak < len(message) + 8 * MIB
+    assert taken.peak < len(message) + 8 * MIB

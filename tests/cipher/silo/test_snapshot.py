@@ -14,11 +14,11 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import Purpose, seal_blob
 from fedsync.cipher.silo import catch_up_checks, replica_state
 from fedsync.cipher.silo.catch_up_checks import ReadLink
-from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.errors import ProtocolError, SpoiledSum
 from fedsync.core.orders import Evaluation
 from tests.cipher.make import Federation, change, plan
+from tests.cipher.silo.chains import with_a_history
 
 FOUR = dict.fromkeys("abcd", 10)
 AT = 2
@@ -36,9 +36,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 
 def state_at(federation: Federation, version: int) -> ReplicaState:
-    whole = federation.all_for("d")
     silo = federation.copy("d")
-    silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
+    silo.receive(federation.up_to("d", version), version)
     return silo._state
 
 
@@ -86,31 +85,24 @@ def test_a_state_that_is_not_what_its_history_led_to_is_refused(what: str, feder
     """A liar with the code computes the chain that its state would have; others built on another one."""
     state = LIES[what](state_at(federation, AT))
     assert check_of(federation, from_snapshot(federation, state)) == "snapshot"
-    assert check_of(federation, from_snapshot(federation, _with_a_history(federation, state))) == "chain"
-
-
-def _with_a_history(federation: Federation, state: ReplicaState) -> ReplicaState:
-    known, last = state.history, state.history.records.last[-1]
-    before = History(known.run, replace(known.records, newest=AT - 1, last=known.records.last[:-1]), known.chains[:-1])
-    concealed = open_ring(federation.keys.silos["b"]).group.conceal(state.digest)
-    history = before.after(last.kind, ((AT, last.content),), concealed)
-    assert history.fits(concealed)
-    return replace(state, history=history)
+    assert check_of(federation, from_snapshot(federation, with_a_history(federation, state))) == "chain"
 
 
 def test_numbers_that_are_none_are_refused(federation: Federation) -> None:
     state = state_at(federation, AT)
     model = state.model.copy()
     model[7] = np.nan
-    nobody_s = _with_a_history(federation, replace(state, model=model))
+    nobody_s = with_a_history(federation, replace(state, model=model))
     assert check_of(federation, from_snapshot(federation, nobody_s)) == "snapshot"
 
 
-def test_another_s_name_is_not_taken(federation: Federation) -> None:
-    """b seals what it says is c's: it has the group's key, but not c's own."""
+def test_what_its_author_did_not_sign_is_refused(federation: Federation) -> None:
+    """b seals what it says is c's: it has the group's key, but not c's own. Or its last byte was changed."""
     sent = from_snapshot(federation, state_at(federation, AT))
-    for name in (b"c", b"x"):
-        assert check_of(federation, replace(sent, model=b"\x01" + name + bytes(sent.model)[2:])) == "snapshot"
+    whole = bytes(sent.model)
+    for lie in (b"\x01c" + whole[2:], b"\x01x" + whole[2:], whole[:-1] + bytes([whole[-1] ^ 1])):
+        with pytest.raises(ProtocolError, match="not signed by"):
+            federation.copy("d").receive(replace(sent, model=lie).encode(), sent.version)
 
 
 def _cut(federation: Federation) -> bytes:
@@ -143,6 +135,10 @@ def test_a_server_keeps_what_its_author_signed_only(federation: Federation) -> N
     ):
         with pytest.raises(ProtocolError, match=r"snapshot|header"):
             federation.aggregator.put_snapshot(silo, at, sealed)
+    with pytest.MonkeyPatch.context() as forgetful:
+        forgetful.setattr(federation.aggregator._chain, "first", version + 1)
+        with pytest.raises(ProtocolError, match="not among those kept"):
+            federation.aggregator.put_snapshot("a", version, good)
 
 
 def test_all_snapshots_of_a_run_are_equally_long(federation: Federation) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, Start
 from fedsync.model.transfer import OtherVersion
 from tests.cipher.lying_server import entry_of, one_more, rewritten
-from tests.cipher.make import INITIAL, Federation, change, close, plan
+from tests.cipher.make import Federation, close, plan
 from tests.cipher.silo.chains import ADD, EMPTY, THREE, holding, refused, to, undo
 
 
@@ -89,14 +88,3 @@ def test_a_message_has_a_link_for_each_version_and_begins_where_the_silo_is(
         silo.receive(CatchUp(Start.HELD, 1, 3, (third,)).encode(), 3)
     with pytest.raises(OtherVersion):
         silo.receive(to(2, third), 3)
-
-
-def test_an_honest_server_commits_nothing_that_silos_would_refuse(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    federation = Federation(plan("pad", members=2), tmp_path, THREE)
-    for version in range(2):
-        federation.begin("a", version)
-        federation.commit(version + 1, [federation.answer("a", change(1))])
-    assert "would disclose too much" in caplog.text
-    np.testing.assert_array_equal(federation.begin("b", 2), INITIAL)

@@ -25,7 +25,7 @@ from fedsync.cipher.suites.suite import (
     check_words,
 )
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError, RunError
-from tests.cipher.sealers import KINDS, group, member, sealer, slots_of
+from tests.cipher.sealers import KINDS, group, member, sealer
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -54,11 +54,6 @@ def test_equal_chunks_of_an_update_are_sealed_unequally(kind: str) -> None:
     """Otherwise the difference of two sealed chunks is the difference of the values in them."""
     words = sealer(kind).seal(np.zeros((3, SLOTS), np.int64), member(0))
     assert len(np.unique(words, axis=0)) == 3
-
-
-def test_a_part_of_an_update_is_padded_as_in_the_whole() -> None:
-    whole = sealer("pad").seal(slots_of(3, 20), member(0))
-    np.testing.assert_array_equal(sealer("pad").seal(slots_of(3, 20)[1:], member(0), first=1), whole[1:])
 
 
 @every_kind
@@ -154,14 +149,6 @@ def test_sealed_bytes_of_equal_updates_differ_and_look_uniform(kind: str) -> Non
         # Each bit is 1 half of the time; neighbouring bits agree half of the time.
         for share in (bits.mean(), (bits[1:] == bits[:-1]).mean()):
             assert abs(share - 0.5) < 6 * 0.5 / np.sqrt(bits.size)
-
-
-@pytest.mark.parametrize("kind", ["bfv", "pad"])
-def test_another_groups_key_opens_nothing(kind: str) -> None:
-    slots = slots_of(1, FORMS[kind].slot_bits - 1)
-    words = sealer(kind).seal(slots, member(0))
-    other = Pad(bytes(32)) if kind == "pad" else Bfv(bfv.new_context())
-    assert np.count_nonzero(other.open(words, [member(0)]) == slots) <= 1
 
 
 def test_numbers_beyond_the_modulus_are_drawn_again_alike_at_both_ends() -> None:
