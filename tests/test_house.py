@@ -7,9 +7,9 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=56433, code=33043, docstrings=7980, largest_folder=19, names_twice=0),
-    "fedsync/extras": Size(lines=11798, code=6753, docstrings=1775, largest_folder=11, names_twice=0),
-    "tests": Size(lines=75946, code=50548, docstrings=3232, largest_folder=41, names_twice=34),
+    "fedsync": Size(lines=56269, code=32923, docstrings=8005, largest_folder=19, names_twice=0),
+    "fedsync/extras": Size(lines=11787, code=6739, docstrings=1775, largest_folder=11, names_twice=0),
+    "tests": Size(lines=74924, code=49781, docstrings=3219, largest_folder=40, names_twice=34),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 
