@@ -114,6 +114,8 @@ def minimise_slowest(times: CurveTimes, total: int, bounds: Bounds) -> Sizes:
         if sizes.sum() >= total:
             changed = sizes > bounds.floor
             high_s = min(float(times.seconds(sizes)[changed].max()), middle_s)
+        elif (sizes == low).all():
+            break  # floating point tells no larger size from these: beside an enormous overhead
         else:
             low, low_s = sizes, middle_s
     # Each remaining sample takes `high_s`, whichever silo gets it.

@@ -135,3 +135,12 @@ def test_ten_thousand_silos_are_solved_at_once() -> None:
     """Whole shares of a level that is known: t = 2 s, sizes 100, 150 and 200 in turn."""
     thirds = [Curve(100.0, 1.0), Curve(100.0, 0.5), Curve(100.0)] * 3333
     assert plan(thirds, 3333 * 450) == [100, 150, 200] * 3333
+
+
+def test_an_enormous_overhead_of_one_silo_does_not_keep_the_server_busy_for_ever() -> None:
+    """Beside 10^9 s, floating point does not tell the time of a step from that of a step with one sample more."""
+    liar = Curve(83760681.92589092, 1000000000.0021805)
+    fleet = [Curve(48.27, 1000.0), liar, Curve(12889048.7, 0.00046, 5.07), Curve(387097.3), Curve(0.00100786120333)]
+    fleet += [Curve(78.8), Curve(69.4, 0.0036, 53.8), Curve(4100117.1)]
+    sizes = plan(fleet, 120, floor=[8, 8, 8, 8, 16, 8, 8, 0], cap=[20, 20, 20, 16, 16, 8, 20, 0])
+    assert sum(sizes) == 120
