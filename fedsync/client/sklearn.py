@@ -41,9 +41,14 @@ class SklearnModel(nn.Module):
                 problem = f"{type(estimator).__name__} has no array {name}"
                 raise ConfigError("SklearnModel", problem, "Use a linear estimator that fits an intercept")
             self.register_buffer(name, torch.zeros(np.shape(value), dtype=torch.float64))
-        if not (hasattr(estimator, "partial_fit") or getattr(estimator, "warm_start", False)):
+        warm = getattr(estimator, "warm_start", False) and getattr(estimator, "solver", "") != "liblinear"
+        if not (warm or hasattr(estimator, "partial_fit")):
             problem = f"{type(estimator).__name__} starts each fit anew, and would ignore the global model"
-            raise ConfigError("SklearnModel", problem, "Set warm_start=True, or use an estimator with partial_fit")
+            raise ConfigError(
+                "SklearnModel",
+                problem,
+                "Set warm_start=True (the solver liblinear ignores it), or use an estimator with partial_fit",
+            )
 
     @contextmanager
     def estimator(self) -> Iterator[Any]:

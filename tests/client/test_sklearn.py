@@ -77,7 +77,11 @@ def test_shapes_are_the_estimators(estimator: Any, classes: list[Any], shapes: A
 
 @pytest.mark.parametrize(
     ("estimator", "problem"),
-    [(PCA(), "PCA has no array coef_"), (LogisticRegression(), "LogisticRegression starts each fit anew")],
+    [
+        (PCA(), "PCA has no array coef_"),
+        (LogisticRegression(), "LogisticRegression starts each fit anew"),
+        (LogisticRegression(solver="liblinear", warm_start=True), "LogisticRegression starts each fit anew"),
+    ],
 )
 def test_an_estimator_that_cannot_continue_is_refused(estimator: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
