@@ -222,6 +222,8 @@ class StrategyConfig(StrategySections):
         if self.on_round is not None:
             extensions.append(partial(RoundHook, self.on_round, self.local.learning_rate))
         sizing = self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate))
+        if not self.barrier.innermost.waits_for_all or getattr(self.aggregation, "weight", "") == "samples":
+            sizing = replace(sizing, noise=0.0)
         return Policies(
             seed=self.seed,
             predictor=self.predictor,

@@ -1,6 +1,7 @@
 """What strategy files say of predictors, balancers, barriers and aggregations, and what is said when it is wrong."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -96,6 +97,23 @@ def test_a_balancer_sizes_as_it_says(balancer: str, expected: Any) -> None:
         assert isinstance(sizing.balancer, expected[0])
         sizing, expected = Sizing(sizing.work, None, sizing.scale, sizing.floor, sizing.cap), expected[1]
     assert sizing == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "noise"),
+    [
+        ((), 0.3),
+        (["barrier={kind: bsp}"], 0.3),
+        (["barrier={kind: a-bsp}"], 0.0),
+        (["aggregation.weight=samples"], 0.0),
+        (["balancer.scale=steps"], 0.0),
+        (["balancer.speeds=declared"], 0.0),
+    ],
+)
+def test_noise_counts_where_the_slowest_silo_ends_a_round_and_updates_weigh_as_before(
+    changes: Sequence[str], noise: float
+) -> None:
+    assert StrategyConfig.load("lb-bsp", changes).policies().sizing.noise == noise
 
 
 def test_declared_speeds_have_no_curve_to_learn() -> None:

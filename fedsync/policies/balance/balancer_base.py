@@ -146,7 +146,8 @@ class ForecastBalancer(SharingBalancer):
     gradient_noise: PartOfOne = 0.3
     """Share of rounds that is due to noisy gradients, if batches are equal. Gradients of small batches are noisier and
     can cost rounds, so beside a long overhead batches are more even than speeds. 0: as the speeds, as in the paper.
-    Declared speeds count as 0."""
+    Counts as 0 for declared speeds, another ``scale``, updates weighed by samples, and rounds that do not wait for all
+    silos."""
 
     def __post_init__(self) -> None:
         if self.scales_steps and self.multiple > 1:
@@ -180,5 +181,5 @@ class ForecastBalancer(SharingBalancer):
             self.floor,
             self.cap,
             fitter=None if self.declared else self.curve.fitter(),
-            noise=0.0 if self.declared else self.gradient_noise,
+            noise=0.0 if self.declared or self.scale != "batch" else self.gradient_noise,
         )

@@ -43,6 +43,9 @@ class BarrierPolicy(Policy, Generic[S]):
     rounds: ClassVar[bool] = False
     """Whether all silos of a round are released together after all have arrived, as `Overlap` requires."""
 
+    waits_for_all: ClassVar[bool] = False
+    """Whether a round lasts as long as its slowest silo takes, unless a silo is late."""
+
     queues: ClassVar[bool] = False
     """Whether a silo may have an order queued behind its current order."""
 

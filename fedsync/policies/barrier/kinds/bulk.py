@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fedsync.core.orders import WorkOrder
-from fedsync.core.speed.curve import Curve
-from fedsync.core.views import ClusterView, Verdict
+from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.schema import NonNegative, PartOfOne, Positive, register
 
@@ -29,6 +27,7 @@ class Bsp(BarrierPolicy[None]):
 
     lockstep = True
     rounds = True
+    waits_for_all = True
     most_ahead = 0
     mixes_rounds = False
     needs_forecasts = False
@@ -151,8 +150,9 @@ class OnTime(BarrierPolicy[OnTimeState]):
     A balancer can be wrong: in the first round no speeds are known, and later other jobs may use a machine. So this
     barrier measures the speed v_i of each silo in the current round: from the duration of its training if its update is
     in, else from its reported progress or its forecast. If all n samples of the round were shared in proportion to
-    speed, training would take T = n / sum_i v_i seconds. With the largest overhead o, the round would take T + o.
-    - If all silos will finish training within T + ``slack`` (T + o), the barrier waits for all silos until this time.
+    speed, training would take T = n / sum_i v_i seconds, and the round T + o, where o is the largest overhead of a busy
+    silo.
+    - If all silos will finish training within T + ``slack`` (T + o), the barrier waits for all silos, until o later.
     - Otherwise the barrier tells all busy silos to stop after their current step: half a step of the slowest silo
       before T, or at once if this time has passed. Unprocessed samples come first in their next orders.
 
@@ -171,6 +171,7 @@ class OnTime(BarrierPolicy[OnTimeState]):
     """Seconds between two progress requests to the busy silos [s]."""
 
     unequal_steps = True
+    waits_for_all = True
     mixes_rounds = False
     most_ahead = 0
 
@@ -222,25 +223,34 @@ class OnTime(BarrierPolicy[OnTimeState]):
                 total += state.planned.get(meta.silo, meta.samples)
                 seconds = silo.since_s - state.begun_s - silo.overhead_s
                 speeds.append(meta.samples / seconds if seconds > 0 else 0.0)
-        last_s, step_s = 0.0, 0.0
+        last_s, step_s, overhead_s = 0.0, 0.0, 0.0
         for name, silo in view.silos.items():
             if silo.order is not None:
                 total += silo.order.planned_samples
-                speeds.append(speed := self._speed(state, name, silo.order, silo.forecast))
+                speeds.append(speed := self._speed(state, name, silo))
                 last_s = max(last_s, silo.order.planned_samples / speed if speed > 0 else math.inf)
                 step_s = max(step_s, silo.order.batch_size / speed if speed > 0 else 0.0)
+                overhead_s = max(overhead_s, silo.overhead_s)
         speed = sum(speeds)
         right_s = total / speed if speed > 0 else math.inf
-        slack_s = self.slack * (right_s + max(silo.overhead_s for silo in view.silos.values()))
+        slack_s = self.slack * (right_s + overhead_s)
         if last_s <= right_s + slack_s < math.inf:
+            # Forecasts hold. Any part of the overhead can lie before the training.
+            right_s += overhead_s
             return state.begun_s + right_s + slack_s / 2, state.begun_s + right_s + slack_s
         # Silos stop at the end of their current step, on average half a step later.
         return state.begun_s, state.begun_s + right_s - step_s / 2
 
     @staticmethod
-    def _speed(state: OnTimeState, name: str, order: WorkOrder, forecast: Curve | None) -> float:
-        if name in state.heard:
-            steps, at_s = state.heard[name]
-            # On average the silo is half through its current step.
-            return (steps + 0.5) * order.batch_size / (at_s - state.begun_s)
-        return 0.0 if forecast is None else order.batch_size / forecast.step_s(order.batch_size)
+    def _speed(state: OnTimeState, name: str, silo: SiloView) -> float:
+        assert silo.order is not None
+        batch_size, forecast = silo.order.batch_size, silo.forecast
+        usual = 0.0 if forecast is None else batch_size / forecast.step_s(batch_size)
+        if name not in state.heard:
+            return usual
+        steps, at_s = state.heard[name]
+        # On average the silo is half through its current step. Any part of the overhead can lie before its first step.
+        samples, elapsed_s = (steps + 0.5) * batch_size, at_s - state.begun_s
+        trained_s = elapsed_s - silo.overhead_s
+        fastest = samples / trained_s if trained_s > 0 else math.inf
+        return min(max(samples / elapsed_s, usual), fastest)

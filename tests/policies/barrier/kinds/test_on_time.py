@@ -54,12 +54,22 @@ def test_nobody_is_asked_who_is_expected_in_time() -> None:
 
 
 def test_beside_a_long_overhead_a_little_more_training_is_waited_for() -> None:
-    """b and c at 25 samples/s: 3 s are right, and they take 4 s. With 8 s of overhead, the slack is 10 % of 11 s."""
+    """b and c at 25 samples/s: 3 s are right, and they take 4 s. With 8 s of overhead, which may come first, the round
+    takes 11 s, and the slack is 10 %."""
     barrier, silos = OnTime(0.1, report_s=9.0), cluster(speed=25.0, overhead_s=8.0)
     state, verdict = barrier.decide(BEGUN, view(silos, FIRST, now_s=3.0))
-    assert (verdict.probe, verdict.wake_at_s) == ((), pytest.approx(1 + 3 + 0.55))
-    verdict = barrier.decide(state, view(silos, FIRST, now_s=4.6))[1]
-    assert (verdict.probe, verdict.wake_at_s) == (("b", "c"), pytest.approx(1 + 3 + 1.1))
+    assert (verdict.probe, verdict.wake_at_s) == ((), pytest.approx(1 + 11 + 0.55))
+    verdict = barrier.decide(state, view(silos, FIRST, now_s=12.6))[1]
+    assert (verdict.probe, verdict.wake_at_s) == (("b", "c"), pytest.approx(1 + 11 + 1.1))
+
+
+def test_overhead_before_the_first_step_is_not_slowness() -> None:
+    """At 4 s, after 2 s of overhead and 1 s of training at 25 samples/s, b and c have done 2 of 10 steps. A half of
+    the third is assumed: 25 samples in 1 s. Alone, 25 samples in 3 s would be 8.3 samples/s, and c would be stopped."""
+    barrier, silos = OnTime(0.5, report_s=0.5), cluster(2, 2, speed=25.0, overhead_s=2.0)
+    state, _ = barrier.decide(BEGUN, view(cluster(speed=25.0, overhead_s=2.0), FIRST, now_s=3.0))
+    state, verdict = barrier.decide(state, view(silos, FIRST, now_s=4.0))
+    assert verdict.stop_now == () and verdict.wake_at_s == pytest.approx(1 + 3 + 2 + 0.5 * 5 / 2)
 
 
 def test_of_whom_nothing_is_known_counts_as_standing_still() -> None:
