@@ -5,9 +5,9 @@ rounds. But the variance of the mean gradient of n silos with equal weights is p
 grows the number of rounds: with r, the variance divided by that of equal sizes, as ``1 + noise (r - 1)``. ``noise`` is
 B_noise / (B + B_noise), where B is the batch of all silos together and B_noise the gradient noise scale.
 
-If orders have no overhead, the balancer's sizes are the best for any noise: the duration of a round is then
-proportional to the slow silos' sizes, and the number of rounds falls more slowly. The longer the overhead, the more
-even are the best sizes.
+If orders have neither overhead nor launch time, the balancer's sizes are the best for any noise: the duration of a
+round is then proportional to the slow silos' sizes, and the number of rounds falls more slowly. The longer the
+overhead, the more even are the best sizes.
 
 Source: McCandlish et al., An Empirical Model of Large-Batch Training (arXiv 1812.06162), section 2.2, equation 2.7.
 """
