@@ -10,7 +10,7 @@ import hashlib
 import io
 import pickle
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from math import inf
@@ -96,10 +96,10 @@ class ArrayFiles:
             settle_file(self._folder / (name + _SUFFIX))
             self._safe.add(name)
 
-    def prune(self, needed: Iterable[ArrayName]) -> None:
-        """Remove all arrays except ``needed`` and the arrays of the last `write`."""
-        with self._alone:
-            stay = {name.sha256 for name in needed} | {name.sha256 for _, name in self._written.values()}
+    def prune(self, needed: Callable[[], Iterable[ArrayName]]) -> None:
+        """Remove all arrays except the result of ``needed`` and the arrays of the last `write`."""
+        with self._alone:  # the call, too: since an earlier one, another thread may have written two checkpoints
+            stay = {name.sha256 for name in needed()} | {name.sha256 for _, name in self._written.values()}
             for path in self._folder.glob(f"*{_SUFFIX}"):
                 if path.stem not in stay:
                     path.unlink(missing_ok=True)

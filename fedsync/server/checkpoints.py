@@ -225,7 +225,7 @@ class Checkpoints:
         if len(files) > self._keep and self._settled >= int(kept[-1].stem):
             for old in files[self._keep :]:
                 old.unlink(missing_ok=True)
-            self._arrays.prune([name for file in kept for name in _named_in(file)])
+            self._arrays.prune(lambda: [name for file in _newest_first(self._folder) for name in _named_in(file)])
 
 
 def new_identity(name: str) -> str:

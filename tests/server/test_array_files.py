@@ -22,7 +22,7 @@ from fedsync.model import chunked_arrays
 from fedsync.model.chunked_arrays import ArrayKeeper, digest, file_part, map_file
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_aggregator import PlainAggregator
-from fedsync.server import array_files
+from fedsync.server import array_files, checkpoints
 from fedsync.server.array_files import ArrayFiles, in_own_file, read
 from fedsync.server.checkpoints import FOLDER, Checkpoints, Origin, prepare
 
@@ -183,6 +183,34 @@ class AtOnce:
         work(*given)
 
     def shutdown(self) -> None: ...
+
+
+def test_arrays_of_a_checkpoint_that_is_written_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a thread removes old files, the server writes two checkpoints, and dies before it has the second."""
+    server, listed = Server(tmp_path / "run"), checkpoints._newest_first
+    monkeypatch.setattr(server.checkpoints, "_settle", lambda *_: None)
+    server.save(0)
+    for version in range(1, 4):
+        server.round(version)
+    server.checkpoints._settled = 3
+
+    def listing(folder: Path) -> list[Path]:
+        files = listed(folder)
+        monkeypatch.setattr(checkpoints, "_newest_first", listed)
+        server.round(4)
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(checkpoints, "write_atomically", _die)
+            server.round(5)
+        return files
+
+    monkeypatch.setattr(checkpoints, "_newest_first", listing)
+    server.checkpoints._prune()
+    monkeypatch.setattr(checkpoints, "_newest_first", listed)
+    assert checked(server) == 4 and not (server.out / FOLDER / "1.ckpt").exists()
+
+
+def _die(*_: Any, **__: Any) -> None:
+    raise Killed
 
 
 KILLED = """

@@ -183,8 +183,8 @@ _CHANGES: Changes = {
         ),
         (
             "arrays-go-before-the-checkpoints-that-need-them",
-            "for file in kept for name in _named_in(file)])",
-            "for file in kept[:1] for name in _named_in(file)])",
+            "for file in _newest_first(self._folder) for name",
+            "for file in _newest_first(self._folder)[:1] for name",
         ),
         (
             "each-sealed-checkpoint-has-all-sums-again",
