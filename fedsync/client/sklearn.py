@@ -44,11 +44,8 @@ class SklearnModel(nn.Module):
         warm = getattr(estimator, "warm_start", False) and getattr(estimator, "solver", "") != "liblinear"
         if not (warm or hasattr(estimator, "partial_fit")):
             problem = f"{type(estimator).__name__} starts each fit anew, and would ignore the global model"
-            raise ConfigError(
-                "SklearnModel",
-                problem,
-                "Set warm_start=True (the solver liblinear ignores it), or use an estimator with partial_fit",
-            )
+            remedy = "Set warm_start=True (the solver liblinear ignores it), or use an estimator with partial_fit"
+            raise ConfigError("SklearnModel", problem, remedy)
 
     @contextmanager
     def estimator(self) -> Iterator[Any]:

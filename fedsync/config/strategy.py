@@ -222,15 +222,16 @@ class StrategyConfig(StrategySections):
         if self.on_round is not None:
             extensions.append(partial(RoundHook, self.on_round, self.local.learning_rate))
         sizing = self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate))
-        if not self.barrier.innermost.waits_for_all or getattr(self.aggregation, "weight", "") == "samples":
-            sizing = replace(sizing, noise=0.0)
+        weigher = self.aggregation.weigher(self.solver)
+        by_samples = weigher.weighting is not None and weigher.weighting.by == "samples"
+        noise = sizing.noise if self.barrier.innermost.waits_for_all and not by_samples else 0.0
         return Policies(
             seed=self.seed,
             predictor=self.predictor,
             predicts=sizing.balances or self.barrier.needs_forecasts or self.predictor.learns,
-            sizing=replace(sizing, within=self.work_ratio),
+            sizing=replace(sizing, within=self.work_ratio, noise=noise),
             barrier=MinimumSilos(Resting(self.barrier if least == 1 else OpenableSums(self.barrier, least)), quorum),
-            weigher=self.aggregation.weigher(self.solver),
+            weigher=weigher,
             stop=self.stop.build(metrics),
             declared_speeds=self.balancer.declared,
             tally=0 if sealed is None else sealed.limit,

@@ -69,7 +69,7 @@ def forged(federation: Federation) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_no_game_with_authentic_sums_moves_a_model(game: str, two_rounds: Federation) -> None:
-    """Who joins gets this in place of the honest chain, and who followed honestly so far gets it behind that."""
+    """A silo that joins gets the game in place of the honest chain; one that followed honestly gets it behind that."""
     follower, joiner = two_rounds.silos["silo-a"], two_rounds.silo("silo-a")
     honest, links = follower.model, GAMES[game](two_rounds, sent(two_rounds))
     heard = give(joiner, beginning(two_rounds, *links), len(links))

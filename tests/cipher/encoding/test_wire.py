@@ -164,7 +164,7 @@ def test_a_sum_has_no_annex_and_lists_those_of_its_members() -> None:
 
 
 def test_it_may_not_claim_chunks_that_it_does_not_carry() -> None:
-    """What crashed a server that trusted the claim: here the length must fit before anything is read or made."""
+    """A claim that crashed a server which trusted it: the length must fit before anything is read or made."""
     of = replace(EXPECTED, chunks=2**20)
     with traced() as taken:
         assert check_of(patched(AT["chunks"], struct.pack("<I", 2**20)), of) == "length"
