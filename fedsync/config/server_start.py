@@ -61,7 +61,7 @@ class HubConfig(Section):
 
     def listening(self, server: int) -> tuple[int, ...]:
         first = server + 1 if self.port is None else self.port
-        return (0,) if first == 0 else tuple(range(first, min(first + self.runs, 65536)))
+        return (0,) if first == 0 else tuple(range(first, first + self.runs))
 
 
 class ServerStartConfig(Section):
@@ -115,6 +115,10 @@ class ServerStartConfig(Section):
         if self.insecure and (self.certificates or self.silos or self.relays):
             told = "insecure: true leaves out TLS and all node keys; remove it, or certificates, silos and relays"
             raise ValueError(told)
+        ports = self.hub.listening(self.port)
+        if self.hub.proxy is None and (ports[-1] > 65535 or self.port in ports):
+            told = f"hub.port and hub.runs give the ports from {ports[0]} to {ports[-1]}, above 65535 or with port "
+            raise ValueError(f"{told}{self.port} of the server; choose another port, or fewer runs")
         return self
 
     @classmethod

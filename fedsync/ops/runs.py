@@ -185,13 +185,19 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         if record.number:
             withdraw(record.number, CONNECTION, flower_environment(Path(config.state)))
         # Remove these before the submission, because the new server process may write them at once.
-        for stale in (PID_FILE, ERROR_FILE, SUMMARY):
-            (folder / stale).unlink(missing_ok=True)
+        stale = {file: file.read_bytes() for name in (ERROR_FILE, SUMMARY) if (file := folder / name).exists()}
+        for file in (*stale, folder / PID_FILE):
+            file.unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
         # The folder may have moved since the start.
         paths = {"strategy": folder / STRATEGY_FILE, "silos": folder / _SILOS, "out": folder, "control": folder}
         here = {key: str(path) for key, path in paths.items() if record.settings.get(key)}
-        hand_over(config, folder, {**record.settings, **here, "keys": config.keys or "", "resume": resume})
+        try:
+            hand_over(config, folder, {**record.settings, **here, "keys": config.keys or "", "resume": resume})
+        except (FedSyncError, OSError):
+            for file, content in stale.items():  # the run is as it was: a stopped one is not taken for one that died
+                write_atomically(file, content)
+            raise
 
 
 def _check_idle(folder: Path, *, died: bool) -> None:

@@ -1,6 +1,7 @@
 """The files of ``fedsync silo start`` and ``fedsync server start``: every mistake names place and remedy."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,20 @@ def test_a_relay_is_a_server_with_another_above_it(folder: Path) -> None:
     assert (above.name, above.authority, above.node_key) == (
         "north", str(folder / "ca.crt"), str(folder / "berlin.node"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hub", "told"),
+    [
+        ("hub: {port: 65530, runs: 7}", "ports from 65530 to 65536, above 65535 .*Choose another port, or fewer runs"),
+        ("hub: {port: 9090, runs: 3}", "ports from 9090 to 9092, .*with port 9092 of the server"),
+        ("hub: {port: 65530, runs: 6}", ""),
+        ("hub: {port: 9090, runs: 3, proxy: 'fl.example.org:443'}", ""),
+    ],
+)
+def test_every_simultaneous_run_has_a_port(hub: str, told: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        server(folder, SERVER + hub)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,11 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_anew_where_it_was(
 
 
 def test_an_operator_stops_and_resumes(
-    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, folder: Path
+    config: ServerStartConfig,
+    superlink: SuperLink,
+    keeper: RunWatchdog,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with at_work(folder) as process:
         with pytest.raises(BusyError, match="the run is at work"):
@@ -209,6 +213,11 @@ def test_an_operator_stops_and_resumes(
         stop_run(folder)
     checkpoint(folder, 2)
     (folder / SUMMARY).write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "submit", Mock(side_effect=RunError("away")))
+        with pytest.raises(RunError, match="away"):
+            resume_run(config, folder)
+    assert phase(folder) is Phase.OVER and (folder / SUMMARY).exists(), "it is still stopped"
     resume_run(config, folder)
     assert superlink.runs[-1]["resume"] == "yes"
     assert phase(folder) is Phase.WAITING and not (folder / PID_FILE).exists()
