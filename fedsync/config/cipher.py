@@ -34,7 +34,7 @@ class _SealedConfig(Section):
 
     examples: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | None = None
     """With sealed metrics, the number of training samples that every silo is assumed to hold. Choose a number close to
-    the usual count. Required where rounds or stop rules count passes over the data. No batch is larger."""
+    the usual count. Required where rounds count passes over the data. No batch is larger."""
 
     members: Annotated[int, Field(ge=1)] | None = None
     """Minimum number of updates in a version that silos decrypt. Left out, it depends on the barrier. If the barrier

@@ -292,7 +292,6 @@ def _sealed(config: StrategySections) -> dict[str, bool]:
     most, members, silos = barrier.most_updates, sealed.members or 1, len(config.silos or ()) or config.min_silos
     part = None if silos is None or not config.barrier.draws else config.barrier.sampled(silos)
     figures, unsized = sealed_metrics(config.cipher) is not None, sealed.examples is None
-    passes = f"barrier.kind {barrier.kind!r}" if barrier.needs_examples else "stop.relative_change"
     weighting = config.aggregation.weigher(config.solver).weighting
     return {
         f"cipher.members {members}: barrier.kind {barrier.kind!r} as configured commits {most} at a time, so silos "
@@ -305,9 +304,9 @@ def _sealed(config: StrategySections) -> dict[str, bool]:
         f"server learns it too late; if it has an interval, write interval: {{kind: fixed}}, {_PLAIN}": (
             figures and barrier.needs_losses
         ),
-        f"{passes} counts passes over silos' data, and with sealed metrics the server does not learn the numbers of "
-        f"samples; write cipher.examples: the number of samples of a pass, for all silos, {_PLAIN}": (
-            figures and unsized and (barrier.needs_examples or config.stop.relative_change is not None)
+        f"barrier.kind {barrier.kind!r} counts passes over silos' data, and with sealed metrics the server does not "
+        f"learn numbers of samples; write cipher.examples: the number of samples of a pass, for all silos, {_PLAIN}": (
+            figures and unsized and barrier.needs_examples
         ),
         f"evaluation.best.by {best.by!r}: sealed metrics hide the metrics of single silos; write "
         f"pooled, {_PLAIN}": figures and best.by != "pooled",

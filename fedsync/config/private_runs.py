@@ -121,9 +121,6 @@ def _figures(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool
         ),
         f"barrier.kind {config.barrier.innermost.kind!r} as configured goes by training losses, which are withheld; "
         "where it has an interval write interval: {kind: fixed}": config.barrier.innermost.needs_losses,
-        "stop.relative_change goes by training losses, which are withheld; leave it out": (
-            stop.relative_change is not None
-        ),
         "stop goes by scores, which are withheld; write privacy.score_noise, for a task whose score is a share": (
             silent and stop.by_score
         ),

@@ -209,14 +209,12 @@ class Coordinator:
                     raise
                 actions.append(Note(f"{name} takes no part: {error}"))
             state.silos.pop(name, None)
-            state.passes.leave(name)
             state.failures.last_failure = str(error)
             return
         state.silos[name] = SiloView(facts, since_s=at_s, forecast=forecast)
         self._mind_window(facts.presence)
         for each in state.extensions.values():
             each.on_join(name, facts, at_s)
-        state.passes.join(name, facts.examples)
 
     def _mind_window(self, said: Presence | float | None) -> None:
         if said is not None:
@@ -240,8 +238,6 @@ class Coordinator:
         state.failures.proven.add(meta.silo)
         self._mind_window(report.presence)
         state.end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation, state.scores.known))
-        if self._policies.stop.relative_change is not None:
-            state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
         state.attest(meta.silo, report.pooled, self._policies, actions)
         taken = state.extensions.taken(event, order, state.version)
         if taken != "" and state.closing is not None and not order.scores_only:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedsync.common.errors import PolicyError
 from fedsync.core.actions import Action, Discard, Dispatch, HaltEarly, Probe
 from fedsync.core.orders import LocalWork, WorkOrder
-from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
+from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.views import Verdict
 from fedsync.evaluation import final_evaluation as closing
 
@@ -23,8 +23,6 @@ def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = 
         closing.apart(state).fail(name)
     state.end_evaluation(silo.order.base_version, name, None)
     state.silos[name] = replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)
-    if state.silos[name].failures >= MAX_FAILURES:
-        state.passes.leave(name)
 
 
 def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
@@ -44,7 +42,6 @@ def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action])
     state.pending_evaluations.discard(name)
     state.silos.pop(name, None)
     state.scores.forget(name)
-    state.passes.leave(name)
     if (scores and not (state.pending_evaluations or state.pending)) or (state.scoring_ids and not state.silos):
         closing.sum_again(state, actions)
 

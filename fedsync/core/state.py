@@ -17,7 +17,7 @@ from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, Sub
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Sizing
-from fedsync.core.stopping import Leaders, Passes, StopRules
+from fedsync.core.stopping import Leaders, StopRules
 from fedsync.core.views import Roster, SiloView, Verdict
 from fedsync.evaluation.metric_votes import Claims
 from fedsync.evaluation.metrics.metric_types import AnyMetric
@@ -146,7 +146,6 @@ class CoordinatorState:
     issued: dict[str, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=Scores)
     leaders: Leaders = field(default_factory=Leaders)
-    passes: Passes = field(default_factory=Passes)
     claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     extensions: Extensions = field(default_factory=Extensions)
@@ -192,8 +191,6 @@ class CoordinatorState:
             return
         newest = max(self.claims.believed, default=-1)
         for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
-            if figures.loss is not None:
-                self.passes.attest(figures.loss)
             judged = figures.score if figures.split is Split.VALIDATION else None
             if judged is not None and self.scores.attest(judged):
                 self.judge(policies, [Settled(judged, {})])
@@ -240,7 +237,7 @@ class CoordinatorState:
         if waits:
             rules = StopRules(seconds=rules.seconds)
         passed_s = 0.0 if self.begun_s is None else now_s - self.begun_s
-        ends = rules.decide(self.commits, passed_s, self.scores, self.passes, self.leaders)
+        ends = rules.decide(self.commits, passed_s, self.scores, self.leaders)
         return self.extensions.stops(now_s) if ends is None and not waits else ends
 
     def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
@@ -273,8 +270,8 @@ COORDINATOR: Names = {
             *("closing", "pending_evaluations", "scoring_ids", "questions_asked", "sums_ordered", "final_version"),
             *("awaiting", "halted", "alarms", "alarm_set", "begun_s", "stopped"),
             *("adaptation.state", "adaptation.version", "silos.views", "silos.idle", "silos.revision"),
-            *("scores.best", "scores.since_best", "scores.settled", "passes.loss"),
-            *("passes.change", "claims.said", "claims.believed", "claims.disputed", "failures.proven"),
+            *("scores.best", "scores.since_best", "scores.settled"),
+            *("claims.said", "claims.believed", "claims.disputed", "failures.proven"),
         )
     },
     "forecasts.predictors": "forecasts._states",
@@ -292,9 +289,6 @@ COORDINATOR: Names = {
     "scores.done": "scores._done",
     "scores.newest": "scores._newest",
     "scores.rolling": "scores._rolling",
-    "passes.since": "passes._since",
-    "passes.unfinished": "passes._unfinished",
-    "passes.attested": "passes._attested",
     "failures.last": "failures.last_failure",
 }
 """Checkpointed attributes of `fedsync.core.state.CoordinatorState`."""

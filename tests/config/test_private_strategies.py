@@ -18,7 +18,6 @@ AIMED = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0}"
         ("fsp", [AIMED], "equal numbers of steps"),
         ("lb-bsp", [STEADY, "cipher={kind: bfv}"], "exact figures, which are withheld"),
         ("lb-bsp", [STEADY, "stop={rounds: 9, target_accuracy: 0.9}"], r"goes by scores, which are withheld"),
-        ("lb-bsp", [NOISY, "stop={rounds: 9, relative_change: 0.01}"], "training losses, which are withheld"),
         ("lb-bsp", [NOISY, "evaluation={best: {metric: loss}}"], "metrics other than accuracy are withheld"),
         ("lb-bsp", [NOISY, "evaluation={cross_site: {}}"], "models without noise"),
         ("lb-bsp", [NOISY, "task={kind: custom, file: mine.py}"], "score_noise has no effect"),

@@ -11,7 +11,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Score
 from fedsync.core.report_checks import MAX_SUMS
-from fedsync.core.stopping import Leaders, Passes, Scores, Target
+from fedsync.core.stopping import Leaders, Scores, Target
 from fedsync.evaluation.metrics.score_histograms import Auroc, ScoreCounts
 from fedsync.evaluation.version_scores import Selection
 from fedsync.tasks.digits import DigitsTask
@@ -80,7 +80,7 @@ def test_a_run_ends_when_a_metric_reaches_its_target_or_stands_still() -> None:
     for version, (auroc, brier) in enumerate([(0.84, 0.3), (None, 0.2), (0.8, 0.2), (0.7, 0.4), (0.85, 0.1)]):
         numbers = {"brier": brier} if auroc is None else {"brier": brier, "auroc": auroc}
         leaders = leaders.after((None, stop.target.rule, stop.steady), Score(version, 0.9, 1.0, numbers), {}, ())
-        told.append(stop.decide(0, 0.0, Scores(), Passes(), leaders))
+        told.append(stop.decide(0, 0.0, Scores(), leaders))
     assert told == [None, None, None, "no better brier in 2 evaluated versions",
                     "target reached: auroc at least 0.85, it is 0.8500"]  # fmt: skip
 

@@ -7,7 +7,6 @@ from fedsync.core.speed.fitting import CurveBook
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation
 from fedsync.core.state import COORDINATOR, CoordinatorState, FailurePolicy
-from fedsync.core.stopping import Passes
 from fedsync.core.views import Roster
 from fedsync.evaluation.metric_votes import Claims
 from fedsync.evaluation.version_scores import Scores
@@ -19,7 +18,6 @@ PARTS: dict[str, type] = {
     "forecasts._curves.": CurveBook,
     "adaptation.": Adaptation,
     "scores.": Scores,
-    "passes.": Passes,
     "claims.": Claims,
     "failures.": FailurePolicy,
 }
@@ -46,4 +44,4 @@ def test_no_attribute_is_forgotten() -> None:
 def test_who_changes_the_names_raises_the_number_of_the_format() -> None:
     """Then an older checkpoint is refused in one sentence, and not in the middle of being read."""
     names = hashlib.sha256(" ".join(sorted(COORDINATOR)).encode()).hexdigest()
-    assert (FORMAT, names[:16]) == (23, "d6ddbb2543792c43")
+    assert (FORMAT, names[:16]) == (24, "269cbb0a0ba58bb7")

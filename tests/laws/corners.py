@@ -177,12 +177,6 @@ def patience(seed: int) -> Corner:
     return Corner(Scenario("patience", seed, silos, best_version=5), {"patience": 6, "seconds": 200.0})
 
 
-def converged(seed: int) -> Corner:
-    """The training loss changes little from one pass over the data to the next."""
-    silos = _silos(seed, [60, 90, 120], [120, 40, 300])
-    return Corner(Scenario("converged", seed, silos), {"relative_change": 0.35, "seconds": 200.0})
-
-
 def sealed(seed: int) -> Corner:
     """The server learns no loss and no score but what silos find together."""
     silos = _silos(seed, [40, 80, 80, 120], [5000] * 4)
@@ -197,7 +191,7 @@ def spare(seed: int) -> Corner:
 
 _CORNERS: list[Callable[[int], Corner]] = [
     *(quiet, alone, unequal, long, forty, at_once, comings, windows, failing, lying, chaos),
-    *(hopeless, target, patience, converged, sealed, spare),
+    *(hopeless, target, patience, sealed, spare),
 ]
 
 

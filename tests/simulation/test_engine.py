@@ -208,17 +208,6 @@ def test_seconds_end_a_run_and_its_last_model_is_evaluated(tmp_path: Path) -> No
     ), "what was cut off was work, not waiting"
 
 
-def test_a_loss_that_comes_to_rest_ends_the_run(tmp_path: Path) -> None:
-    """An order is one pass, and version v has the loss 1 / (1 + v): changes of 1/2, 1/3, 1/4 and, with order 5, 1/5."""
-    silos = machines({"speed": 100.0})
-    config = strategy(balancer={"kind": "fixed"}, stop={"rounds": 99, "relative_change": 0.21})
-    result = simulate(tmp_path, silos, config, workers={"a": FakeWorker(silos[0], examples=640)})
-    summary = result.ledger.summary()
-    assert summary["rounds"] == 4
-    assert summary["stopped_by"].startswith("the training loss changed by 0.2 of itself")
-    assert len(replay(tmp_path / "journal.jsonl")) == len(result.entries)
-
-
 # Reproducibility.
 
 

@@ -34,12 +34,6 @@ def test_time_passes_as_with_training(tmp_path: Path) -> None:
     assert [silo["orders"] for silo in summary["silos"]] == [3] * 5
 
 
-def test_a_run_that_is_to_end_by_its_loss_has_to_train(tmp_path: Path) -> None:
-    config = strategy(stop={"rounds": 9, "relative_change": 0.1})
-    with pytest.raises(ConfigError, match=r"stop\.relative_change: there is no training loss"):
-        run_timing(config, cluster({"speed": 100.0}), tmp_path)
-
-
 def test_a_report_is_plausible_and_evaluates_nothing(tmp_path: Path) -> None:
     run_timing(strategy(), cluster({"speed": 100.0}), tmp_path)
     events = [event for entry in read_journal(tmp_path / "journal.jsonl")[1] for event in entry.events]

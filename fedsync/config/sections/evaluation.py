@@ -19,7 +19,7 @@ from fedsync.evaluation.local_baselines import CrossSite
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.evaluation.version_scores import Selection
-from fedsync.policies.schema import PositiveInt, Share
+from fedsync.policies.schema import PositiveInt
 from fedsync.tasks.task_section import TaskSection
 
 TOLD = {"accuracy": True, "loss": False}
@@ -224,10 +224,6 @@ class StopConfig(Section):
     """Consecutive evaluated versions without a better accuracy, after which the run ends. For another metric, write
     ``{metric: auroc, versions: 5}``."""
 
-    relative_change: Share | None = None
-    """Relative change of the training loss at which the run ends, measured while the slowest silo goes through its data
-    once."""
-
     @model_validator(mode="after")
     def _must_end(self) -> Self:
         if self.rounds is None and self.seconds is None:
@@ -241,9 +237,7 @@ class StopConfig(Section):
             steady = Selection(patience.metric, is_higher(patience.metric, metrics, "stop.patience.metric"))
             patience = patience.versions
         target = None if self.target is None else self.target.build(metrics)
-        return StopRules(
-            self.rounds, self.seconds, self.target_accuracy, patience, self.relative_change, target, steady
-        )
+        return StopRules(self.rounds, self.seconds, self.target_accuracy, patience, target, steady)
 
     @property
     def by_metric(self) -> bool:

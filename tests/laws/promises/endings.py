@@ -1,8 +1,5 @@
 """A run ends in the very instant in which a rule of its strategy says so."""
 
-from dataclasses import dataclass, field
-from math import inf
-
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Stop, WakeAt
 from fedsync.core.events import UpdateArrived, WorkFailed
 from tests.laws.law import law
@@ -105,43 +102,3 @@ def a_run_ends_when_patience_is_over(run: Run) -> int:
     if run.config.barrier.most_ahead == 0:
         assert len(run.outcome.actions(Commit)) == best + patience
     return 1
-
-
-@dataclass(slots=True)
-class PassOfAll:
-    """What silos did since the last check: samples and summed loss by name."""
-
-    samples: dict[str, int] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
-
-
-@law(least=1)
-def a_run_ends_when_the_loss_changes_little(run: Run) -> int:
-    """A run ends once the training loss changed little from one pass of all silos over their data to the next.
-
-    Worked out here from the silos' reports: a check is due when all have processed what they hold; its loss is their
-    mean loss, by what they hold.
-    """
-    limit = run.corner.stop.get("relative_change")
-    if limit is None:
-        return 0
-    held = {silo.name: silo.examples for silo in run.scenario.silos}
-    seen, before, change, checks = PassOfAll(), None, inf, 0
-    end = end_of(run)
-    for number, entry in enumerate(run.entries):
-        for event in entry.events:
-            if not isinstance(event, UpdateArrived):
-                continue
-            name, report = event.meta.silo, event.report
-            seen.samples[name] = seen.samples.get(name, 0) + report.samples
-            seen.losses[name] = seen.losses.get(name, 0.0) + report.samples * (report.loss or 0.0)
-            if all(seen.samples.get(each, 0) >= count for each, count in held.items()):
-                loss = sum(count * seen.losses[each] / seen.samples[each] for each, count in held.items())
-                loss /= sum(held.values())
-                change = inf if before is None else abs(loss - before) / before
-                seen, before, checks = PassOfAll(), loss, checks + 1
-        over = change <= limit or entry.at_s >= run.clock_end_s
-        assert over == (number >= end), f"the loss changed by {change} after {checks} checks, at {entry.at_s} s"
-        if number == end:
-            break
-    return change <= limit
