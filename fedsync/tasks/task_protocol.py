@@ -129,12 +129,21 @@ class Task(ABC):
         Default: cross-entropy and arg max. If a sample has several labels, or none (-100), the means over known labels
         stand for each sample.
         """
-        from torch.nn.functional import cross_entropy
-
-        samples_a_label = len(targets) / (targets >= 0).sum().clamp(min=1)
-        loss, right = cross_entropy(outputs, targets, reduction="sum"), (outputs.argmax(dim=1) == targets).sum()
+        loss, right, labels, _ = label_sums(outputs, targets)
+        samples_a_label = len(targets) / labels.clamp(min=1)
         return loss * samples_a_label, right * samples_a_label
 
     def metrics(self) -> tuple[AnyMetric, ...]:
         """Metrics of `predict` at each evaluation, beside loss and score; see `fedsync.tasks.metrics`. Default: ()."""
         return ()
+
+
+def label_sums(outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Cross-entropy and number of correct predictions over known labels, number of known labels, and number of samples
+    that have some; all scalars. Labels below 0 are unknown.
+    """
+    from torch.nn.functional import cross_entropy
+
+    known = targets >= 0
+    loss, right = cross_entropy(outputs, targets, reduction="sum"), (outputs.argmax(dim=1) == targets).sum()
+    return [loss, right, known.sum(), known.reshape(len(known), -1).any(dim=1).sum()]

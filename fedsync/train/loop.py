@@ -18,7 +18,7 @@ from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
-from fedsync.tasks.task_protocol import SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloSlot, Task, label_sums
 from fedsync.train.batches import BatchCap, Batches, Sampler, batches_of
 from fedsync.train.check_task import FEW, check_data, check_task
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
@@ -209,7 +209,7 @@ class Trainer(LocalTrainer):
         """Evaluate the loaded weights in float32, so that results of silos with different precision are comparable."""
         self._model.eval()
         samples, measured, tested = self._splits[split], self._measuring.begin(), split is Split.TEST
-        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        total = torch.zeros(4, dtype=torch.float64, device=self._device)
         rows = samples.place(np.arange(len(samples)))
         with devices.seeded(self._device, self._slot.seed), torch.no_grad():
             size = _BY_WORKERS if self._options.workers else _EVALUATION_BATCH
@@ -219,24 +219,31 @@ class Trainer(LocalTrainer):
                 for part, found in self._cap.work_off(batch, partial(self._score, samples, tested), self._reset):
                     total += part
                     measured.add(found)
-        loss, correct = total.tolist()
+        loss, correct, labels, count = total.tolist()
         sums = measured.sums(len(samples))
         self.judged = measured.judged(sums, len(samples)) if tested else None
-        return Evaluation(loss, correct, len(samples), sums=sums)
+        samples_a_label = count / max(labels, 1.0)
+        return Evaluation(loss * samples_a_label, correct * samples_a_label, int(count), sums=sums)
 
     def _score(self, samples: Batches, tested: bool, rows: Tensor, _share: float) -> tuple[Tensor, Found]:
-        """Evaluate one piece: loss and number correct, float64 [2], and the inputs of metrics."""
+        """Evaluate one piece: sums of loss and correct predictions, and numbers of known labels and of samples that
+        have some, float64 [4]; and the inputs of metrics. An own score counts a label for each sample.
+        """
         batch, found = samples.take(rows), _NOTHING
+        counts = [torch.tensor(len(rows), device=self._device)] * 2
         if type(self._task).score is Task.score:
             outputs, targets = self._task.predict(self._model, batch)
-            loss, correct = self._task.assess(outputs, targets)
+            if type(self._task).assess is Task.assess:
+                loss, correct, *counts = label_sums(outputs, targets)
+            else:
+                loss, correct = self._task.assess(outputs, targets)
         else:
             loss, correct = self._task.score(self._model, batch)
             if self._measuring:
                 outputs, targets = self._task.predict(self._model, batch)
         if self._measuring:
             found = self._measuring.of(outputs, targets, rows, tested)
-        return torch.stack([loss.double(), correct.double()]), found
+        return torch.stack([each.double() for each in (loss, correct, *counts)]), found
 
     def _reset(self) -> None:
         self._model.zero_grad()

@@ -11,6 +11,7 @@ from fedsync.common.errors import ConfigError, Diverged
 from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
+from fedsync.train import loop
 from fedsync.train.batches import Sampler
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions, optimizers
@@ -248,6 +249,25 @@ def test_a_silo_without_test_samples_evaluates_to_nothing() -> None:
     subject = trainer(Untested())
     evaluation = subject.evaluate(subject.initial_model())
     assert (evaluation.loss, evaluation.correct, evaluation.samples) == (0.0, 0.0, 0)
+
+
+def test_an_evaluation_is_of_the_known_labels_of_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting(TwoClasses):
+        """The labels of the last six test samples are unknown: the last batch of four has none."""
+
+        def data(self, slot: SiloSlot) -> SiloData:
+            data = super().data(slot)
+            inputs, labels = data.test.tensors
+            return SiloData(data.train, TensorDataset(inputs, torch.cat([labels[:4], torch.full((6,), -100)])))
+
+    class Known(TwoClasses):
+        def data(self, slot: SiloSlot) -> SiloData:
+            data = super().data(slot)
+            return SiloData(data.train, TensorDataset(*(each[:4] for each in data.test.tensors)))
+
+    monkeypatch.setattr(loop, "_EVALUATION_BATCH", 4)
+    waiting, known = (trainer(each).evaluate(trainer(each).initial_model()) for each in (Waiting(), Known()))
+    assert waiting == known and known.samples == 4
 
 
 def test_threads_and_resources_are_options(monkeypatch: pytest.MonkeyPatch) -> None:

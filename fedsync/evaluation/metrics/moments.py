@@ -51,7 +51,7 @@ class BlockSums(Statistic):
         there = np.flatnonzero(table[:, 0])
         without = np.repeat(table[None], len(there), axis=0)
         without[np.arange(len(there)), there] = 0.0
-        return without.reshape(len(there), -1)
+        return without.reshape(len(there), self.size)
 
 
 ERRORS = BlockSums("errors", 5)
@@ -84,7 +84,9 @@ class Rmse(ArrayMetric[BlockSums]):
 
 
 class R2(ArrayMetric[BlockSums]):
-    """Coefficient of determination: 1 minus squared errors over squared deviations from the mean of all samples."""
+    """Coefficient of determination: 1 minus squared errors over squared deviations from the mean of all samples.
+    Undefined for several targets.
+    """
 
     def values(self, sums: Sums) -> Sums:
         totals = self.statistic.totals(sums)
@@ -179,7 +181,7 @@ class PairCounts(Statistic):
         there = 1 + np.flatnonzero(table[1:, 0])
         without = np.zeros((len(there), *table.shape))
         without[:, 0] = table[0] - table[there]
-        return without.reshape(len(there), -1)
+        return without.reshape(len(there), self.size)
 
 
 class Concordance(ArrayMetric[PairCounts]):

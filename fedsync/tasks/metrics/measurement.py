@@ -127,8 +127,10 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
         raise ConfigError("Task.predict", problem, "Return a number for each target")
     truth = targets.double().reshape(len(targets), -1)
     error = outputs.double().reshape(len(targets), -1) - truth
-    columns = (torch.ones_like(truth), error.abs(), error.square(), truth, truth.square())
-    return torch.stack([column.sum(dim=1) for column in columns], dim=1)
+    # The deviations of several targets have no common mean, so R2 is undefined for them.
+    one = truth[:, 0] if truth.shape[1] == 1 else torch.zeros_like(error[:, 0])
+    columns = (torch.ones_like(one), error.abs().mean(dim=1), error.square().mean(dim=1), one, one.square())
+    return torch.stack(columns, dim=1)
 
 
 def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:

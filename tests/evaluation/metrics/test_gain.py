@@ -99,6 +99,13 @@ def test_fewer_than_five_of_a_class_have_no_gain_interval() -> None:
         assert bool(gain_intervals(JudgedSamples((metric,), sums), JudgedSamples((metric,), sums))) == there
 
 
+@pytest.mark.parametrize("name", ["mae", "concordance"])
+def test_a_silo_without_test_samples_has_no_gain_interval(name: str) -> None:
+    metric = shipped(name)
+    nothing = JudgedSamples((metric,), {metric.statistic.key: np.zeros(metric.statistic.size)})
+    assert gain_intervals(nothing, nothing) == {}
+
+
 def test_of_sixteen_errors_the_interval_is_student_s() -> None:
     """A group of one sample each: the paired t-interval of the mean difference, with 15 degrees of freedom."""
     rng = np.random.default_rng(4)

@@ -101,6 +101,15 @@ def test_numbers_have_errors() -> None:
     np.testing.assert_allclose(measured(regression(), predicted, truth)["errors/16"], expected, rtol=1e-12)
 
 
+def test_errors_of_several_targets_are_their_means_without_a_common_spread() -> None:
+    predicted, truth = torch.randn(50, 2), torch.randn(50, 2) + torch.tensor([170.0, 2.0])
+    found = measured(regression(), predicted, truth)["errors/16"]
+    error = (predicted - truth).double().numpy()
+    assert number(shipped("mae"), found) == pytest.approx(np.abs(error).mean())
+    assert number(shipped("rmse"), found) == pytest.approx(np.sqrt(np.square(error).mean()))
+    assert number(shipped("r2"), found) is None and shipped("mae").statistic.support(found) == {"samples": 50}
+
+
 def test_samples_without_a_label_are_left_out() -> None:
     outputs, labels = logits(3)
     masked = labels.clone()
