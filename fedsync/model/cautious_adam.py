@@ -13,7 +13,7 @@ The rate says how far all layers together may move in one commit, relative to th
 
 A value moves only if momentum and the newest change have the same sign. The steps are divided by the share of moving
 values. If a change opposes momentum and is the smaller of the two, most of the momentum is forgotten: the value went
-too far. Running averages of norm layers are no weights: they move by the unscaled change.
+too far.
 
 If at most one tensor has two or more dimensions, silos get a look-ahead model. In each tensor it is ahead of the model
 by momentum's part of the next two steps, ``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. It
@@ -36,9 +36,8 @@ from numpy.typing import NDArray
 
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.layout import Layout, Vector, matches
+from fedsync.model.running_statistics import NAMES, statistics_of
 from fedsync.model.server_optimizer import TINY, Adaptive, Backing, Moments, Part, ServerOptimizer, bounded
-
-STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
 
 LEAST_SHARE = 0.25
 """Lower bound of the share of moving values, so that no value makes a leap."""
@@ -52,7 +51,7 @@ KEPT = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Tensor in the flat vector, up to index ``stop``. With ``scale`` None it moves by the unscaled change."""
+    """Tensor in the flat vector, up to index ``stop``; ``scale`` is None for running statistics."""
 
     stop: int
     scale: float | None
@@ -64,7 +63,7 @@ def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
     for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
         stop += size
         inputs = max(1, math.prod(shape[1:])) if len(shape) > 1 else inputs
-        found.append(Tensor(stop, None if matches(name, STATISTICS) else 1.0 / (depth * math.sqrt(inputs))))
+        found.append(Tensor(stop, None if matches(name, NAMES) else 1.0 / (depth * math.sqrt(inputs))))
     return tuple(found)
 
 
@@ -83,7 +82,8 @@ class Cautious(Adaptive):
     leads: bool = False
 
     def fitted(self, layout: Layout) -> Cautious:
-        return replace(self, tensors=tensors_of(layout), leads=_layers(layout) <= 1)
+        tensors, leads = tensors_of(layout), _layers(layout) <= 1
+        return replace(self, statistics=statistics_of(layout), tensors=tensors, leads=leads)
 
     def begin(self, values: int, keeper: ArrayKeeper) -> Moments:
         return replace(ServerOptimizer.begin(self, values, keeper), powers=(1.0, 1.0))
@@ -103,7 +103,6 @@ class Cautious(Adaptive):
             for low, high, scale in self._within(start, stop):
                 here = slice(low - start, high - start)
                 if scale is None:
-                    made[here] = change[low:high]
                     continue
                 made[here] *= np.float32(scale / share)
                 if further is not None:

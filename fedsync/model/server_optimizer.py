@@ -7,7 +7,8 @@ programs let the processor treat subnormal numbers as zero. No moment becomes in
 The change that enters the optimizer, each first moment and each step lie within +-`LARGEST`. Each second moment lies
 between 0 and the square of `LARGEST`, which is finite.
 
-A commit without any change makes no step: momentum has no reason to continue.
+A commit without any change makes no step: momentum has no reason to continue. Running averages of norm layers are no
+weights: they move by the change itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.layout import Layout, Vector
+from fedsync.model.running_statistics import Ranges, statistics_of, within
 
 LARGEST = 2.0**63
 TINY = 2.0**-90
@@ -83,6 +85,11 @@ class ServerOptimizer(ABC):
     def decays(self) -> tuple[float, ...]:
         return ()
 
+    @property
+    def statistics(self) -> Ranges:
+        """Running statistics, which move by the change itself."""
+        return ()
+
     def fitted(self, layout: Layout) -> ServerOptimizer:
         return self
 
@@ -127,6 +134,8 @@ class ServerOptimizer(ABC):
             parts = [vector[start:stop] for vector in vectors]
             made = self._step(parts, bounded(change[start:stop]))
             made *= factor
+            for part in within(self.statistics, start, stop):
+                made[part.start - start : part.stop - start] = change[part]
             give_back(change, *vectors)
             return bounded(made)
 
@@ -177,8 +186,12 @@ class HeavyBall(ServerOptimizer):
     momentum: float
     rate: float
     grace: int | None = None
+    statistics: Ranges = ()
 
     vectors: ClassVar[int] = 1
+
+    def fitted(self, layout: Layout) -> HeavyBall:
+        return replace(self, statistics=statistics_of(layout))
 
     def _moment(self, which: int, old: Sequence[Vector], change: Vector) -> Vector:
         made = old[0] * np.float32(self.momentum)
@@ -212,8 +225,12 @@ class Adaptive(ServerOptimizer):
     beta_2: float
     tau: float
     grace: int | None = None
+    statistics: Ranges = ()
 
     vectors: ClassVar[int] = 2
+
+    def fitted(self, layout: Layout) -> Adaptive:
+        return replace(self, statistics=statistics_of(layout))
 
     @property
     def decays(self) -> tuple[float, ...]:

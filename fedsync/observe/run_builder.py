@@ -16,6 +16,7 @@ from fedsync.core.state import Policies
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_aggregator import PlainAggregator
+from fedsync.model.running_statistics import fitted
 from fedsync.model.transfer import DurableAggregator
 from fedsync.observe.ledger import KEPT_ROUNDS
 from fedsync.observe.recorder import Exporter, Listener, Recorder
@@ -81,10 +82,8 @@ class RunBuilder:
         if plan is None or keys is None:
             chosen = self.config.server_optimizer
             optimizer = None if chosen is None else chosen.build().fitted(layout)
-            combiner = self.config.aggregation.combiner()
-            return PlainAggregator(
-                model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer, combiner=combiner
-            )
+            wire, combiner = fitted(self.config.wire.formats, layout), self.config.aggregation.combiner()
+            return PlainAggregator(model, wire=wire, keeper=keeper, optimizer=optimizer, combiner=combiner)
         from fedsync.cipher.server.sealed_aggregator import SUMS, EncryptedAggregator
 
         sealed, evidence = sealing(self.config.cipher), None

@@ -77,7 +77,8 @@ def test_each_tensor_steps_by_its_scale_and_statistics_by_the_change() -> None:
 
 def led(*changes: np.ndarray, leads: bool = True) -> list[np.ndarray]:
     """Where three steps bring a model from 0, of one layer or of more."""
-    optimizer = replace(cautious(Tensor(2, 0.5), Tensor(3, None), beta_1=0.5, beta_2=0.75, tau=1e-8), leads=leads)
+    scales = cautious(Tensor(2, 0.5), Tensor(3, None), beta_1=0.5, beta_2=0.75, tau=1e-8)
+    optimizer = replace(scales, statistics=((2, 3),), leads=leads)
     return np.cumsum(walk(optimizer, list(changes))[1], axis=0)
 
 
@@ -129,7 +130,7 @@ def test_parts_have_the_bits_of_the_whole(leads: bool) -> None:
     optimizer = cautious(
         Tensor(500, 0.5), Tensor(700, None), Tensor(SPAN_BYTES // 4 + 3, 0.25), Tensor(size, 2.0), beta_1=0.5
     )
-    optimizer = replace(optimizer, leads=leads)
+    optimizer = replace(optimizer, statistics=((500, 700),), leads=leads)
     moments, changes = optimizer.begin(size, MEMORY), [rng.normal(size=size).astype(np.float32) for _ in range(2)]
     for change in changes:
         advanced = optimizer.advance(moments, change, 1.0, MEMORY)

@@ -49,6 +49,7 @@ from fedsync.extras.relays.relay_messages import (
 )
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout
+from fedsync.model.running_statistics import fitted
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import MAX_EVALUATION_TEXT, Request, Train, most_text, read_reply, read_request
 from fedsync.transport.questions import SiloAnswer
@@ -231,7 +232,8 @@ class RelayService:
         if plan is None:
             from fedsync.extras.relays.plain_region import PlainRegion
 
-            run.adder = PlainRegion(layout.size, spec.wire.formats.up, ArrayKeeper(folder, or_memory=True))
+            keeper = ArrayKeeper(folder, or_memory=True)
+            run.adder = PlainRegion(layout.size, fitted(spec.wire.formats, layout).up, keeper)
         elif self._keys is None:
             problem = "the run is sealed, and this relay has no server.json"
             raise ConfigError("keys", problem, "Name it in the relay's file")

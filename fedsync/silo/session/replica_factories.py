@@ -11,6 +11,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
+from fedsync.model.running_statistics import fitted
 from fedsync.model.transfer import Replica
 from fedsync.silo.protocol import COPY, Identity
 from fedsync.train.silo_trainer import Estimating, likely_update
@@ -48,7 +49,7 @@ def plain_replica(spec: RunSpec, trainer: Estimating, folder: Path | None) -> Pl
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
     return PlainReplica(
         trainer.facts.layout.size,
-        spec.wire.formats,
+        fitted(spec.wire.formats, trainer.facts.layout),
         weighting,
         trainer.facts.examples,
         keeper,
