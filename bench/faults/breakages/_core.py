@@ -213,11 +213,6 @@ CORE: Changes = {
             "if self.patience is not None and since >= self.patience:",
             "if self.patience is not None and since >= 1e6 * self.patience:",
         ),
-        (
-            "nobodys-pass-ends-once-a-silo-has-left",
-            "        if mine is not None and mine.samples < mine.examples:\n            self._unfinished -= 1",
-            "        if mine is None:\n            self._unfinished -= 1",
-        ),
     ),
     "evaluation/version_scores.py": (
         (
