@@ -102,6 +102,13 @@ def test_sums_in_which_all_silos_may_collude_are_refused(tmp_path: Path) -> None
         session(tmp_path, strategy(members=1), None)
 
 
+def test_statistics_of_norm_layers_may_not_take_the_clip(tmp_path: Path) -> None:
+    task = "task={kind: images, model: cnn, norm: batch, data: {kind: digits28, samples: 80}}"
+    with pytest.raises(ConfigError, match=r"take most of privacy\.clip\. Use group norm, or .*model\.private"):
+        session(tmp_path, strategy("fedavg", task), None)
+    session(tmp_path, strategy("fedavg", task, "model={private: ['*running_*', '*tracked']}"), None)
+
+
 def test_a_target_that_no_noise_reaches_is_refused_in_a_line(tmp_path: Path) -> None:
     privacy = {"kind": "silo-noise", "clip": 1.0, "target_epsilon": 1e-3}
     with pytest.raises(ConfigError, match=r"^privacy\.target_epsilon: no noise is enough .* 0\.001\. Raise it"):

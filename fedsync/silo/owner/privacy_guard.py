@@ -24,7 +24,8 @@ from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.orders import Cursor, Evaluation, WorkOrder, WorkReport
-from fedsync.model.layout import Vector
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.running_statistics import NAMES, statistics_of
 from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
@@ -281,6 +282,7 @@ def privacy_guard(
     if whole is None:
         found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
     else:
+        _check_statistics(trainer.facts.layout)
         found = trainer.facts.examples
     told = [ledger.budget.examples for ledger in ledgers if ledger.budget.examples is not None]
     scores = bool(ledgers) and all("scores" in ledger.budget.public for ledger in ledgers)
@@ -308,6 +310,13 @@ def privacy_guard(
     else:
         trainer.make_private(settings)
     return guard
+
+
+def _check_statistics(layout: Layout) -> None:
+    if statistics_of(layout):
+        problem = "running statistics of norm layers change more than weights, and would take most of privacy.clip"
+        remedy = f"Use group norm, or keep them at the silos: model.private: {list(NAMES)}"
+        raise ConfigError("privacy.kind 'silo-noise'", problem, remedy)
 
 
 def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list[PrivacyLedger]:
