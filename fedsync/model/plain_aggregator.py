@@ -18,6 +18,7 @@ from fedsync.model.commit_updates import Combiner, Combining, CommitUpdates, Tak
 from fedsync.model.control_variates import ControlledModel, backed, key_of
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, Wire, check_values
+from fedsync.model.running_statistics import Ranges, within
 from fedsync.model.server_optimizer import Moments, Part, ServerOptimizer
 from fedsync.model.transfer import NO_PAYLOAD, InTheClear, Payload
 
@@ -51,6 +52,8 @@ class PlainAggregator(InTheClear):
         keeper: store of models and updates; by default in memory. Large arrays are read in spans.
         optimizer: turns the sum of a commit into a step; None adds the sum to the model.
         combiner: derives the change from single updates; None adds them up.
+        statistics: running statistics. They follow a mean of the silos, also where coefficients divide updates by
+            steps (FedNova) and so sum to more than 1: a variance would fall below 0.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class PlainAggregator(InTheClear):
         keeper: ArrayKeeper | None = None,
         optimizer: ServerOptimizer | None = None,
         combiner: Combiner | None = None,
+        statistics: Ranges = (),
     ) -> None:
         self._keeper = keeper or ArrayKeeper()
         self._wire = wire or Wire()
@@ -77,6 +81,7 @@ class PlainAggregator(InTheClear):
         self._best = self._first = 0, self.model
         self._own: dict[str, Payload] = {}
         self._combiner, self._combined = combiner, dict[str, Any]()
+        self._statistics = statistics
 
     @property
     def model(self) -> Vector:
@@ -185,6 +190,8 @@ class PlainAggregator(InTheClear):
             change = Combining(self._combiner, self._combined).change(CommitUpdates(taken, self._exact.size))
             return change if before is None else _moved(before, change)
 
+        share = np.float32(1 / max(sum(taken.weights.values()), 1.0))
+
         def fold(start: int, stop: int) -> Vector:
             new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
             scaled = np.empty_like(new)
@@ -197,6 +204,8 @@ class PlainAggregator(InTheClear):
                     scaled *= np.float32(weight)
                 else:
                     np.multiply(update, np.float32(weight), out=scaled)
+                for part in within(self._statistics, start, stop):
+                    scaled[part.start - start : part.stop - start] *= share
                 new += scaled
             give_back(*taken.payloads.values(), *(base for _, base in bases.values()))
             if before is not None:

@@ -16,7 +16,7 @@ from fedsync.core.state import Policies
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_aggregator import PlainAggregator
-from fedsync.model.running_statistics import fitted
+from fedsync.model.running_statistics import fitted, statistics_of
 from fedsync.model.transfer import DurableAggregator
 from fedsync.observe.ledger import KEPT_ROUNDS
 from fedsync.observe.recorder import Exporter, Listener, Recorder
@@ -82,8 +82,11 @@ class RunBuilder:
         if plan is None or keys is None:
             chosen = self.config.server_optimizer
             optimizer = None if chosen is None else chosen.build().fitted(layout)
-            wire, combiner = fitted(self.config.wire.formats, layout), self.config.aggregation.combiner()
-            return PlainAggregator(model, wire=wire, keeper=keeper, optimizer=optimizer, combiner=combiner)
+            combiner = self.config.aggregation.combiner()
+            wire, statistics = fitted(self.config.wire.formats, layout), statistics_of(layout)
+            return PlainAggregator(
+                model, wire=wire, keeper=keeper, optimizer=optimizer, combiner=combiner, statistics=statistics
+            )
         from fedsync.cipher.server.sealed_aggregator import SUMS, EncryptedAggregator
 
         sealed, evidence = sealing(self.config.cipher), None

@@ -26,6 +26,15 @@ def test_a_commit_adds_the_weighted_updates() -> None:
     assert store.pending == ()
 
 
+def test_running_statistics_follow_a_mean_where_coefficients_sum_to_more_than_one() -> None:
+    """The first value is a weight: 1 - 3 x 0.5 - 0.2 x 1. The second is 1 - (3 x 0.5 + 0.2 x 1) / 3.2."""
+    store = PlainAggregator(vector(1, 1), statistics=((1, 2),))
+    store.put("a", "a/1", vector(-0.5, -0.5))
+    store.put("b", "b/1", vector(-1, -1))
+    store.commit(Commit(1, {"a/1": 3.0, "b/1": 0.2}))
+    np.testing.assert_allclose(store.model, [1 - 1.7, 1 - 1.7 / 3.2], rtol=1e-6)
+
+
 def test_what_is_not_in_the_commit_waits_on() -> None:
     store = PlainAggregator(vector(0))
     for number in (1, 2, 3):

@@ -51,6 +51,7 @@ from fedsync.core.orders import PooledFigures, Subject
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.control_variates import backed
 from fedsync.model.layout import Vector
+from fedsync.model.running_statistics import statistics_of
 from fedsync.model.server_optimizer import ServerOptimizer
 from fedsync.model.transfer import Payload
 
@@ -254,6 +255,8 @@ class Opener:
                 grids[one.head.grid].decode(slots, factor, change, len(one.head.members), SERVER)
         sane = _bounded(change)
         shown = needed_exponents(change, plan.sealed, 1 / factor, plan.bits) if sane else plan.first_exponents
+        for start, stop in statistics_of(plan.sealed) if weighting.normalised else ():
+            change[start:stop] /= np.float32(added_up.effective_progress)  # silos divided these by no progress
         return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
 
     def _tally(self, slots: Slots, sealed: Authentic) -> Tally:

@@ -45,6 +45,7 @@ from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import ArrayKeeper, digest
 from fedsync.model.layout import Vector, as_bytes
+from fedsync.model.running_statistics import statistics_of
 from fedsync.model.transfer import OtherVersion, Payload
 
 logger = foreign.logger(__name__)
@@ -173,7 +174,7 @@ class EncryptedReplica:
         # Measured once, because that may spend privacy; a silo that holds a model has voted before.
         if self._votes is None and self._plan.noise is None and self.holds < 0:
             update, steps, samples = self._measure()
-            self._votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
+            self._votes = self._needed(self._divided(update, steps)[0], self._factor(steps, samples))
         votes = self._plan.first_exponents if self._votes is None else self._votes
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
@@ -194,7 +195,7 @@ class EncryptedReplica:
         plan, weighting = self._plan, self._plan.weighting
         weight = weighting.weight(self._examples, report.samples, report.precision)
         factor = self._factor(report.steps, report.samples, report.precision)
-        sealed, clear = plan.divide(update)
+        sealed, clear = self._divided(update, report.steps)
         votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
         progress = weighting.progress(report.steps)
         own = Contribution(weight, votes, progress, *self._figures(order, report))
@@ -279,6 +280,15 @@ class EncryptedReplica:
             problem = f"{weight} samples, at most {plan.cap} can be sealed"
             raise ConfigError("aggregation.weight", problem, "Weigh by silo")
         return weight / plan.cap / plan.weighting.progress(steps)
+
+    def _divided(self, update: Vector, steps: int) -> tuple[Vector, Vector]:
+        """Parts of an update for the seal and in the clear; for running statistics, undoes `_factor`'s division."""
+        sealed, clear = self._plan.divide(update)
+        if self._plan.weighting.normalised and (ranges := statistics_of(self._plan.sealed)):
+            sealed = sealed.copy()
+            for start, stop in ranges:
+                sealed[start:stop] *= np.float32(self._plan.weighting.progress(steps))
+        return sealed, clear
 
     def _needed(self, sealed: Vector, factor: float) -> tuple[int, ...]:
         return needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
