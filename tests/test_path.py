@@ -15,7 +15,7 @@ MOST = {
 of real processes by chance, too: there is room for that."""
 
 OPTIONAL = (
-    *("survey", "bundle_objects", "relay", "masking/ma", "masking/a", "narx", "overlap", "commands/", "ops/"),
+    *("survey", "bundle_objects", "relay", "masking/ma", "masking/a", "narx", "commands/", "ops/"),
     *(
         "local_baselines",
         "availability",
