@@ -7,9 +7,9 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=56330, code=32948, docstrings=8010, largest_folder=19, names_twice=0),
+    "fedsync": Size(lines=55900, code=32679, docstrings=7935, largest_folder=19, names_twice=0),
     "fedsync/extras": Size(lines=11789, code=6740, docstrings=1775, largest_folder=11, names_twice=0),
-    "tests": Size(lines=74993, code=49832, docstrings=3224, largest_folder=40, names_twice=34),
+    "tests": Size(lines=74332, code=49406, docstrings=3173, largest_folder=40, names_twice=33),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 

@@ -143,8 +143,8 @@ class Silo:
                     done = session.train(order, given)
                     return done.report, np.ascontiguousarray(done.update).view(np.uint8)
                 case Collect(update_id):
-                    kept = next((each for each in session.done if each.order.update_id == update_id), None)
-                    if kept is None:
+                    kept = session.last
+                    if kept is None or kept.order.update_id != update_id:
                         raise LookupError(f"{update_id} was lost on its way")
                     return kept.answer.report, np.ascontiguousarray(kept.answer.update).view(np.uint8)
                 case EvaluateModel():

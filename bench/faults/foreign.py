@@ -39,8 +39,8 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.model.layout import Vector
-from fedsync.silo.protocol import AskModel, Collect, Identity, InProgress, Reply, Train, exchange
-from fedsync.silo.session.order_results import LastOrder, LastOrders
+from fedsync.silo.protocol import ANSWER, AskModel, Collect, Identity, InProgress, Reply, Train, exchange
+from fedsync.silo.session.order_results import LastOrder
 from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
 from fedsync.silo.session.trainer_folder import tenant
 
@@ -171,7 +171,7 @@ class Silo:
 
     def kept(self) -> LastOrder | None:
         """What is on disk."""
-        return LastOrders(self.folder).last
+        return LastOrder.load(self.folder / ANSWER)
 
 
 @dataclass

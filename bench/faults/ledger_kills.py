@@ -33,8 +33,8 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.silo.owner.owner_policy import owner_environment
-from fedsync.silo.protocol import Identity, Train, read_reply, write_request
-from fedsync.silo.session.order_results import LastOrders
+from fedsync.silo.protocol import ANSWER, Identity, Train, read_reply, write_request
+from fedsync.silo.session.order_results import LastOrder
 from fedsync.silo.session.service import TrainerService
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 
@@ -167,8 +167,8 @@ class Trainer:
 
 def saved(folder: Path, number: int) -> set[str]:
     """Orders with an answer on disk, which a server may still collect."""
-    home = folder / "state" / "trainers" / f"run-{number}"
-    return {each.order.update_id for each in LastOrders(home).kept}
+    last = LastOrder.load(folder / "state" / "trainers" / f"run-{number}" / ANSWER)
+    return set() if last is None else {last.order.update_id}
 
 
 def look(folder: Path, trainers: Sequence[Trainer], found: Found) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
 from fedsync.config.private_runs import private
 from fedsync.config.sections.strategy_sections import StrategySections
@@ -69,15 +68,6 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
     return None
 
 
-def simulated(config: AnyStrategy) -> AnyStrategy:
-    """Return the strategy; raises `ConfigError` if it queues orders, which Flower's simulation engine cannot do."""
-    if config.barrier.queues:
-        problem = "it queues orders at silos, and Flower's simulation engine sends each silo one message at a time"
-        remedy = "Add --runtime local or --runtime virtual, or use the barrier without overlap"
-        raise ConfigError("barrier", problem, remedy)
-    return config
-
-
 def adds_regions(config: StrategySections) -> bool:
     """Whether relays may add up updates before a commit: weights are known before, and a commit takes all updates."""
     weighed = config.aggregation.is_shipped() and config.aggregation.weigher(config.solver).weighting is not None
@@ -94,7 +84,7 @@ def _balance(config: StrategySections) -> dict[str, bool]:
 
 def _policies(config: StrategySections) -> dict[str, bool]:
     aggregation, balancer, local = config.aggregation, config.balancer, config.local
-    barrier, combiner, weigher = config.barrier.innermost, aggregation.combiner(), aggregation.weigher(config.solver)
+    barrier, combiner = config.barrier.innermost, aggregation.combiner()
     least, most = 1 if combiner is None else combiner.least, barrier.most_updates
     kinds = [each.kind for each in config.extensions or ()]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
@@ -114,8 +104,6 @@ def _policies(config: StrategySections) -> dict[str, bool]:
         f"aggregation.kind {aggregation.kind!r} compares {least} updates or more, and barrier.kind {barrier.kind!r} as "
         f"configured commits {most} at a time; choose a barrier that commits {_MANY}": most is not None
         and most < least,
-        f"aggregation.kind {aggregation.kind!r} mixes models that were trained from a version, and with barrier.carry "
-        "silos train from another model; write carry: 0": config.barrier.carries and weigher.toward,
         f"extensions has {twice!r} twice; list each kind once": twice is not None,
     }
 
@@ -243,7 +231,7 @@ def _controls(config: StrategySections) -> dict[str, bool]:
             weighting is not None and weighting.by == "samples"
         ),
         f"barrier.kind {barrier.kind!r} as configured commits updates that began with different versions; choose bsp, "
-        "a-bsp, fsp or elastic, or write late: drop": barrier.mixes_rounds or barrier.queues,
+        "a-bsp, fsp or elastic, or write late: drop": barrier.mixes_rounds,
         f"barrier.kind {barrier.innermost.kind!r} as configured goes back to earlier models, and silos' variates do "
         "not; write interval: {kind: fixed}": barrier.innermost.rolls_back,
         "wire has less than 32 bits; leave it out": config.wire.set,
@@ -272,8 +260,6 @@ def _masked(config: StrategySections) -> dict[str, bool]:
     if not isinstance(config.cipher, MaskedConfig):
         return {}
     return {
-        "cipher.kind 'masked' decrypts sums of updates that began with the newest version, and barrier.kind "
-        f"{barrier.kind!r} commits updates one version old; choose another, or write cipher.kind: bfv": barrier.queues,
         "cipher.kind 'masked' decrypts sums of one round only, and barrier as configured may commit updates alone or "
         "with later updates; choose bsp, a-bsp or elastic, or write late: drop": barrier.mixes_rounds,
         "cipher.kind 'masked' decrypts only sums of nearly all silos, and barrier has a part of them in each round; "

@@ -61,7 +61,7 @@ def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool
     return {
         f"target_epsilon counts one update of a silo in a round, and with barrier.kind {barrier.kind!r} fast silos "
         "send more; write noise_multiplier": privacy.target_epsilon is not None
-        and (barrier.queues or (barrier.innermost.most_updates or 1) > 1),
+        and (barrier.innermost.most_updates or 1) > 1,
         "the server would see each update with only its own share of the noise; write cipher: {kind: bfv, metrics: "
         "plain}": sealed is None,
         "cipher.only leaves tensors without noise; leave it out": sealed is not None and bool(sealed.only),

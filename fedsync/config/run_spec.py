@@ -53,7 +53,6 @@ class RunSpec(SparingSection):
         run: identity of the run, which outlives the server; silos store their state under it.
         began: identity under which the run began, if it differs from ``run``; silos encrypt for that identity.
         survey: encrypted result of a survey before the run.
-        queues: whether a silo may receive an order while another order is in progress.
         versions: limit of versions that silos train, where rollbacks make versions beside the rounds; else None.
         admitted: names of the silos that may take part; empty for all registered silos.
     """
@@ -77,7 +76,6 @@ class RunSpec(SparingSection):
     run: str = ""
     began: str = ""
     survey: SealedSurvey | None = None
-    queues: bool = False
     on_round: Annotated[RoundPolicy, Chosen("on_round")] | None = None
     stop: StopConfig | None = None
     versions: Annotated[int, Field(ge=1)] | None = None
@@ -104,7 +102,6 @@ class RunSpec(SparingSection):
             server_optimizer=None if plain and not config.controlled else config.server_optimizer,
             admitted=list(config.silos or ()),
             quorum=quorum,
-            queues=config.barrier.queues,
             # Between two rollbacks there is a round.
             versions=2 * config.stop.rounds if config.stop.rounds and config.barrier.innermost.rolls_back else None,
             on_round=told_of(config.on_round),

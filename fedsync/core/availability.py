@@ -43,14 +43,14 @@ class Attendance(Extension):
     Args:
         windows: name -> end of the current window and start of the next one, in seconds since the run began.
         told: silos hidden from barriers, as last written to the journal.
-        hidden: name -> ids of the orders in work while the silo was hidden.
+        hidden: name -> id of the order in work while the silo was hidden.
         awaited: whether a silo was away and expected back at the last check.
     """
 
     name: ClassVar[str] = "attendance"
     windows: dict[str, tuple[float, float]] = field(default_factory=dict)
     told: tuple[str, ...] = ()
-    hidden: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    hidden: dict[str, str] = field(default_factory=dict)
     awaited: bool = False
 
     @property
@@ -60,7 +60,7 @@ class Attendance(Extension):
     def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
         name = event.meta.silo
         self.hear(name, event.at_s, event.report.presence)
-        was_away = self.away(name, event.at_s) or order.update_id in self.hidden.get(name, ())
+        was_away = self.away(name, event.at_s) or self.hidden.get(name) == order.update_id
         if order.base_version != version and was_away:
             return "its silo's window was over, and the model has moved on"
         return None
@@ -108,7 +108,7 @@ class Attendance(Extension):
             if silo is not None and (why := self._unseen(name, silo, view)):
                 unseen[name] = why
                 if silo.order is not None:
-                    self.hidden[name] = tuple(order.update_id for order in silo.orders)
+                    self.hidden[name] = silo.order.update_id
         self.awaited = any(self.away(name, view.now_s) for name in self.windows)
         silos = {name: silo for name, silo in view.silos.items() if name not in unseen} if unseen else view.silos
         said = "; ".join([*list(unseen.values())[:_MOST_NAMED], *([] if silos else self._expected(view.now_s))])

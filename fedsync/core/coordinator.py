@@ -14,8 +14,6 @@ States of a silo in `CoordinatorState`:
 | | | `WorkFailed`, or the report is not sound | idle, with one more failure; the update is discarded |
 | | | `SiloJoined`: it has lost its order | idle; the update is discarded |
 | idle, busy | | `SiloLost` | absent; an update in work is discarded |
-| busy | has an ``order`` | the barrier queues another order: `Dispatch` | busy, with one ``queued`` |
-| busy, with one queued | has a ``queued`` order | as busy, for the order in work | busy: the queued order is in work |
 | failed | idle, `MAX_FAILURES` in a row | as idle; a sound update or `SiloJoined` resets the count | busy, idle |
 | any | the operator drops it | `OperatorAsked`; a `SiloJoined` is ignored until readmission | absent |
 
@@ -58,7 +56,7 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.order_lifecycle import fail_order, give_up_orders, hurry, lose, release
+from fedsync.core.order_lifecycle import fail_order, give_up_order, hurry, lose, release
 from fedsync.core.orders import Presence, SiloFacts, Split, UpdateMeta
 from fedsync.core.report_checks import check_facts, check_report, usable
 from fedsync.core.speed.forecasts import Forecasts
@@ -164,14 +162,14 @@ class Coordinator:
             case UpdateArrived():
                 self._absorb_update(event, actions)
             case SiloJoined(at_s, name, facts):
-                give_up_orders(state, name, "the silo joined again", actions)
+                give_up_order(state, name, "the silo joined again", actions)
                 self._admit(at_s, name, facts, actions)
             case SiloLost(at_s, name, reason):
                 lose(state, name, f"the silo was lost: {reason}", actions)
                 for each in state.extensions.values():
                     each.on_loss(name, at_s)
             case WorkFailed(at_s, name, update_id, reason, back_s):
-                if state.answered(name, update_id) is not None:
+                if state.order_of(name, update_id) is not None:
                     self._mind_window(back_s)
                     excused = any(each.excuses(event) for each in state.extensions.values())
                     fail_order(state, name, at_s, away=excused)
@@ -222,7 +220,7 @@ class Coordinator:
 
     def _absorb_update(self, event: UpdateArrived, actions: list[Action]) -> None:
         state, at_s, meta, report = self._state, event.at_s, event.meta, event.report
-        order = state.answered(meta.silo, meta.update_id)
+        order = state.order_of(meta.silo, meta.update_id)
         if order is None and meta.update_id in state.pending:
             return  # a duplicate: discarding it would delete the pending update, which has the same id
         if order is None:
@@ -319,9 +317,7 @@ class Coordinator:
                 if state.closing is not None:
                     closing.begin(state, self._policies, actions)
                     return "; ".join([*reasons, state.closing])
-            if (verdict.release or verdict.queue) and state.adaptation.advance(
-                state.version, silos, state.found_caps, actions
-            ):
+            if verdict.release and state.adaptation.advance(state.version, silos, state.found_caps, actions):
                 self._plan = None
                 work = self._current_plan()
             release(state, self._policies, verdict, work, self._recent, now_s, actions)
@@ -376,7 +372,8 @@ class Coordinator:
 
     def _stop(self, reason: str, actions: list[Action], *, failed: bool) -> None:
         state = self._state
-        left = [*state.pending, *(order.update_id for silo in state.silos.values() for order in silo.orders)]
+        in_work = (silo.order.update_id for silo in state.silos.values() if silo.order is not None)
+        left = [*state.pending, *in_work]
         actions.extend(Discard(update_id, f"the run is over: {reason}") for update_id in left)
         state.pending.clear()
         state.closing = reason

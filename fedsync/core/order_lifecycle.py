@@ -25,11 +25,11 @@ def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = 
     state.silos[name] = replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)
 
 
-def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
+def give_up_order(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
     silo = state.silos.get(name)
-    for order in () if silo is None else silo.orders:
-        actions.append(Discard(order.update_id, reason))
-        fail_order(state, name, state.silos[name].since_s)
+    if silo is not None and silo.order is not None:
+        actions.append(Discard(silo.order.update_id, reason))
+        fail_order(state, name, silo.since_s)
     if name in state.awaiting:
         if closing.decides(state):
             state.scores.end(state.version, name, None)
@@ -38,7 +38,7 @@ def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: lis
 
 def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
     scores = name in state.pending_evaluations
-    give_up_orders(state, name, reason, actions)
+    give_up_order(state, name, reason, actions)
     state.pending_evaluations.discard(name)
     state.silos.pop(name, None)
     state.scores.forget(name)
@@ -55,23 +55,17 @@ def release(
     now_s: float,
     actions: list[Action],
 ) -> None:
-    """Give an order based on the newest version to each released silo, and to each silo that may queue. Raises
-    `PolicyError` if a released silo is not idle, or a silo that queues does not have exactly one order.
+    """Give an order based on the newest version to each released silo. Raises `PolicyError` if a released silo is not
+    idle.
     """
-    chosen = (*verdict.release, *verdict.queue)
-    if not chosen:
+    if not verdict.release:
         return
-    evaluators, idle = policies.evaluators(state.silos, state.version), len(verdict.release)
-    for place, name in enumerate(chosen):
+    evaluators = policies.evaluators(state.silos, state.version)
+    for name in verdict.release:
         silo = state.silos.get(name)
-        if place < idle and (silo is None or silo.order is not None):
+        if silo is None or silo.order is not None:
             raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", recent)
-        if silo is None or len(silo.orders) != (place >= idle):
-            raise PolicyError(f"the barrier queues an order for {name!r}, which does not have one in work", recent)
-        # A silo evaluates each version at most once.
-        evaluated = silo.order is not None and silo.order.base_version == state.version
-        evaluate = name in evaluators and not evaluated
-        order = state.next_order(name, work[name], verdict, policies.seed, evaluate=evaluate)
+        order = state.next_order(name, work[name], verdict, policies.seed, evaluate=name in evaluators)
         if state.extensions:
             order = state.extensions.ordered(order)
         state.silos[name] = silo.begun(order, now_s)

@@ -84,9 +84,6 @@ class WorkOrder:
             sends it back only with ``share``.
         after: finished orders of this subject; at 0 training starts from the model sent with the order.
         share: send the silo's own model back for evaluation by other silos, if its owner allows it.
-        behind: update id of the order that the silo trains first; empty if the order begins at once.
-        carry: share, 0..1, of the update of ``behind`` that is added to the base model before training. All orders of a
-            run have the same share, so that silos keep their last update.
         config: JSON object for the silo's own training code, in addition to ``train_config``; empty for none.
     """
 
@@ -104,8 +101,6 @@ class WorkOrder:
     after: int = 0
     share: bool = False
     split: Split = Split.VALIDATION
-    behind: str = ""
-    carry: float = 0.0
     config: str = ""
 
     @property

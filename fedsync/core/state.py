@@ -171,13 +171,6 @@ class CoordinatorState:
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None
 
-    def answered(self, name: str, update_id: str) -> WorkOrder | None:
-        """As `order_of`, after an answer; a queued order that is answered first becomes the running order."""
-        silo = self.silos.get(name)
-        if silo is not None and silo.queued is not None and silo.queued.update_id == update_id:
-            self.silos[name] = replace(silo, order=silo.queued, queued=silo.order, progress_steps=0)
-        return self.order_of(name, update_id)
-
     def wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
         alarms = self.alarms
         while alarms and alarms[-1] <= now_s:
@@ -210,8 +203,7 @@ class CoordinatorState:
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True
     ) -> WorkOrder:
         serial = self.issued[name] = self.issued.get(name, 0) + 1
-        silo = self.silos[name]
-        first, least = silo.order, -(-silo.facts.least_samples // work.batch_size)
+        least = -(-self.silos[name].facts.least_samples // work.batch_size)
         return WorkOrder(
             f"{name}/{serial}",
             self.version,
@@ -223,8 +215,6 @@ class CoordinatorState:
             verdict.budget_s.get(name),
             verdict.overrun,
             evaluate=evaluate,
-            behind="" if first is None else first.update_id,
-            carry=verdict.carry,
         )
 
     @property

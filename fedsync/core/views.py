@@ -16,13 +16,12 @@ class SiloView:
 
     Args:
         clock: number of finished orders with an update.
-        since_s: time at which the silo became busy or idle; for a queued order, arrival of the previous update.
+        since_s: time at which the silo became busy or idle.
         forecast: predicted curve, or None before any observation.
         failures: number of consecutive failed orders.
         samples: samples processed in all orders.
         overhead_s: duration of the last order without its training [s].
         progress_steps: local steps reported for the running order.
-        queued: order given at ``queued_s``, which begins after the training of the running order, or None.
     """
 
     facts: SiloFacts
@@ -34,16 +33,10 @@ class SiloView:
     samples: int = 0
     overhead_s: float = 0.0
     progress_steps: int = 0
-    queued: WorkOrder | None = None
-    queued_s: float = 0.0
 
     @property
     def busy(self) -> bool:
         return self.order is not None
-
-    @property
-    def orders(self) -> tuple[WorkOrder, ...]:
-        return tuple(order for order in (self.order, self.queued) if order is not None)
 
     def order_s(self, work: LocalWork) -> float | None:
         """Return the predicted duration of an order [s], at least with the last order's overhead; None if unknown."""
@@ -52,8 +45,6 @@ class SiloView:
         return work.steps * self.forecast.step_s(work.batch_size) + max(self.forecast.overhead_s, self.overhead_s)
 
     def begun(self, order: WorkOrder, at_s: float) -> SiloView:
-        if self.order is not None:
-            return replace(self, queued=order, queued_s=at_s)
         # Positional arguments, here and in `ended`: a keyword costs 35 ns, and this runs for every order.
         return SiloView(
             self.facts, self.clock, order, at_s, self.forecast, self.failures, self.samples, self.overhead_s
@@ -61,12 +52,10 @@ class SiloView:
 
     def ended(self, at_s: float, samples: int, forecast: Curve | None, overhead_s: float) -> SiloView:
         done = self.samples + samples
-        return SiloView(self.facts, self.clock + 1, self.queued, at_s, forecast, 0, done, overhead_s)
+        return SiloView(self.facts, self.clock + 1, None, at_s, forecast, 0, done, overhead_s)
 
     def failed(self, at_s: float) -> SiloView:
-        failures = self.failures + 1
-        queueless = replace(self, queued=None, queued_s=0.0)
-        return replace(queueless, order=self.queued, since_s=at_s, failures=failures, progress_steps=0)
+        return replace(self, order=None, since_s=at_s, failures=self.failures + 1, progress_steps=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +89,11 @@ class ClusterView:
         return max(window[0] - self.now_s, 0.0)
 
     def has_time(self, name: str) -> bool:
-        """Whether the predicted duration of one more order fits a silo's window; True without a prediction."""
-        left_s, silo = self.present_for_s(name), self.silos[name]
-        if left_s is None or (order_s := silo.order_s(self.work[name])) is None:
+        """Whether the predicted duration of an order fits an idle silo's window; True without a prediction."""
+        left_s = self.present_for_s(name)
+        if left_s is None or (order_s := self.silos[name].order_s(self.work[name])) is None:
             return True
-        waits_s = 0.0 if silo.order is None else max(silo.since_s + order_s - self.now_s, 0.0)
-        return waits_s + order_s <= left_s
+        return order_s <= left_s
 
     @property
     def idle(self) -> tuple[str, ...]:
@@ -136,8 +124,6 @@ class Verdict:
         discard: identifiers of pending updates to drop.
         savepoint: keep the current version for a later rollback.
         release: idle silos that get a new order from the newest version.
-        queue: silos with exactly one order (after ``release``) that get another, which begins after its training.
-        carry: share of the preceding order's update, 0..1, that a queued order adds to its base; see `WorkOrder`.
         steps: local steps of released silos; for absent silos, the sizing's steps.
         budget_s: training time limit of released silos [s]; no limit for absent silos.
         overrun: see `WorkOrder`.
@@ -152,8 +138,6 @@ class Verdict:
     discard: tuple[str, ...] = ()
     savepoint: bool = False
     release: tuple[str, ...] = ()
-    queue: tuple[str, ...] = ()
-    carry: float = 0.0
     steps: Mapping[str, int] = field(default_factory=dict)
     budget_s: Mapping[str, float] = field(default_factory=dict)
     overrun: float = 1.0

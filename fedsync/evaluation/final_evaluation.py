@@ -83,8 +83,6 @@ def advance(
     actions: list[Action],
 ) -> bool:
     """Take the next steps; return whether all are done. ``recent`` journal entries go into error messages."""
-    if policies.apart or policies.tally:
-        _halt(state, _gone_on(state), actions)
     while not state.awaiting and state.questions_asked < len(questions(state, policies)):
         if state.sums_ordered <= state.questions_asked and not _trained(state, policies, plan, now_s, actions):
             return False
@@ -161,11 +159,6 @@ def _halt(state: CoordinatorState, names: Iterable[str], actions: list[Action]) 
         if order is not None and state.halted.get(name) != order.update_id:
             state.halted[name] = order.update_id
             actions.append(HaltEarly(name, order.update_id))
-
-
-def _gone_on(state: CoordinatorState) -> list[str]:
-    orders = ((name, silo.order) for name, silo in state.silos.items())
-    return [name for name, order in orders if order is not None and order.behind == state.halted.get(name)]
 
 
 def _awaited(state: CoordinatorState, policies: Policies) -> bool:

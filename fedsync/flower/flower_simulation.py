@@ -12,7 +12,6 @@ from typing import Any
 from fedsync.common.errors import FedSyncError, RunError, not_installed
 from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.compatibility import simulated
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.observe.recorder import Listener, add_to_summary
@@ -37,7 +36,6 @@ def run_simulation(
     """Run a strategy on Flower's simulation engine (Ray), with one throttled actor per silo; return the summary. Raises
     `ConfigError` if strategy and silos do not fit together or Ray is missing, `RunError` if the run fails.
     """
-    config = simulated(config)
     with (
         claimed(out) as run,
         tempfile.TemporaryDirectory(prefix="fedsync-") as home,

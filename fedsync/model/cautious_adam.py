@@ -17,8 +17,8 @@ too far.
 
 If at most one tensor has two or more dimensions, silos get a look-ahead model. In each tensor it is ahead of the model
 by momentum's part of the next two steps, ``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. It
-moves by a step plus the difference of two leads. With queued orders, an update returns one version late, and its noise
-adds up. So steps from updates that are s versions old are multiplied by ``1 / sqrt(1 + s)``, unless `grace` is set.
+moves by a step plus the difference of two leads. The noise of updates that return late adds up. So steps from updates
+that are s versions old are multiplied by ``1 / sqrt(1 + s)``, unless `grace` is set.
 
 Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813);
 caution: Liang et al. 2024 (arXiv:2411.16085), algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server:
@@ -43,7 +43,7 @@ LEAST_SHARE = 0.25
 """Lower bound of the share of moving values, so that no value makes a leap."""
 
 LEAD = 2
-"""Steps of look-ahead. Fewest seconds among 1, 1.5, 2 and, with queued orders, 2.5 and 3; 36 to 66 seeds of heart."""
+"""Steps of look-ahead. Fewest seconds among 1, 1.5 and 2; 36 to 66 seeds of heart."""
 
 KEPT = 0.4
 """Share of overshot momentum that is kept. Fewest rounds among 0, 0.4 and 1, on three tasks with 8 to 20 seeds."""

@@ -204,7 +204,7 @@ class PlainAggregator(InTheClear):
                     scaled *= np.float32(weight)
                 else:
                     np.multiply(update, np.float32(weight), out=scaled)
-                for part in within(self._statistics, start, stop):
+                for part in within(self._statistics, start, stop) if self._statistics else ():
                     scaled[part.start - start : part.stop - start] *= share
                 new += scaled
             give_back(*taken.payloads.values(), *(base for _, base in bases.values()))

@@ -264,8 +264,7 @@ class Ledger:
                     self._evaluated(version, name, told)
 
     def _lose(self, name: str, at_s: float, *, taken: bool = False) -> None:
-        for _ in range(2):  # the running order and the queued order
-            self._end_order(name, at_s, None, taken=taken)
+        self._end_order(name, at_s, None, taken=taken)
         if name in self._awaiting:
             self._awaiting.discard(name)
             self._scores.end(self._final, name, None)
@@ -285,7 +284,6 @@ class Ledger:
     def cut_off(self) -> None:
         """End training: running orders count as busy time until now, neither as done nor as failed."""
         for name, silo in self.silos.items():
-            silo.queued = None
             if silo.order is not None:
                 self._free(name, silo, silo.order, self._end_s, None)
 
@@ -296,7 +294,7 @@ class Ledger:
 
     def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
         silo = self.silos.get(name)
-        return None if silo is None else silo.answered(update_id)
+        return None if silo is None else silo.order_of(update_id)
 
     def _dispatch(self, at_s: float, name: str, order: WorkOrder) -> None:
         if self._begin_s is None:

@@ -131,25 +131,18 @@ class SiloTotals:
     busy_s: float = 0.0
     batch_size: int = 0
     order: WorkOrder | None = None
-    queued: WorkOrder | None = None
     since_s: float = 0.0
     metrics: MetricPool = field(default_factory=MetricPool)
 
     def begin(self, order: WorkOrder, at_s: float) -> None:
-        if self.order is None:
-            self.order, self.since_s = order, at_s
-        else:
-            self.queued = order
-        self.batch_size = order.batch_size
+        self.order, self.since_s, self.batch_size = order, at_s, order.batch_size
 
-    def answered(self, update_id: str) -> WorkOrder | None:
-        if self.queued is not None and self.queued.update_id == update_id:
-            self.order, self.queued = self.queued, self.order
+    def order_of(self, update_id: str) -> WorkOrder | None:
         return self.order if self.order is not None and self.order.update_id == update_id else None
 
     def end(self, at_s: float) -> float:
         begin_s, self.since_s = self.since_s, at_s
-        self.order, self.queued = self.queued, None
+        self.order = None
         self.busy_s += at_s - begin_s
         return begin_s
 

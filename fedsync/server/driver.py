@@ -237,8 +237,7 @@ class FlowerDriver:
                     self._go_on_if_open()
                 case AskSnapshot(), Snapshot(version):
                     self._aggregator.put_snapshot(name, version, needed(payload, name))
-                case Train(order), Refused(code=Refusal.BUDGET):
-                    self._outbox.over(order.update_id, now_s)
+                case Train(), Refused(code=Refusal.BUDGET):
                     return self._lost(name, explained(name, reply), now_s)
                 case Train(), Refused(code=Refusal.DISK):
                     self._resting.append((now_s + self._timing.rest_s, sent, explained(name, reply)))
@@ -259,7 +258,6 @@ class FlowerDriver:
         (logger.debug if isinstance(sent.request, Train) else logger.warning)("%s", reason)
         match sent.request:
             case Train(order):
-                self._outbox.over(order.update_id, now_s)
                 return WorkFailed(now_s, name, order.update_id, reason, back_s)
             case EvaluateModel() as asked:
                 return asked.answered(now_s, name, None)
@@ -284,7 +282,6 @@ class FlowerDriver:
 
     def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload | None, now_s: float) -> Event:
         """Store an update; None means that it is in the sum of its region."""
-        self._outbox.over(order.update_id, now_s)
         if self._aggregator.seals_figures:
             check_sealed(name, report)
         nbytes = self._aggregator.upload_bytes if update is None else update.nbytes

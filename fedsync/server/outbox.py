@@ -10,13 +10,13 @@
 | any | its node is gone | forgotten |
 
 A retry of an order (training request) is a `Collect`, repeated until the order is done. Any other request is sent
-again. The time of a queued order begins when the previous order is over. Requests to silos behind a relay are bundled
-(`fedsync.extras.relays.region_clients`), but each waits for its own reply.
+again. Requests to silos behind a relay are bundled (`fedsync.extras.relays.region_clients`), but each waits for its own
+reply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Literal
@@ -61,7 +61,6 @@ class PendingMessage:
         collecting: whether the order was asked for after it was sent.
         halt: whether the silo should stop and send its update.
         again: whether the request is a retry after its payload did not fit the silo's version of the model.
-        queued: whether the silo has an unfinished order before this order; then the request is never overdue.
     """
 
     node: int
@@ -75,7 +74,6 @@ class PendingMessage:
     collecting: bool = False
     halt: bool = False
     again: bool = False
-    queued: bool = False
 
     @property
     def order(self) -> WorkOrder | None:
@@ -135,21 +133,9 @@ class Outbox:
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
-        queued = bool(order.behind) and any(sent.asks_for(order.behind) for sent in self.waiting)
-        due_s, end_s = (inf, inf) if queued else self._timing.order_until(now_s)
-        node, request = self._nodes.by_name[silo], Train(order, self._report_s)
-        self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
-
-    def over(self, update_id: str, now_s: float) -> None:
-        if not any(sent.queued for sent in self.waiting):
-            return
         due_s, end_s = self._timing.order_until(now_s)
-
-        def begun(sent: PendingMessage) -> PendingMessage:
-            behind = sent.queued and sent.order is not None and sent.order.behind == update_id
-            return replace(sent, due_s=due_s, end_s=end_s, queued=False) if behind else sent
-
-        self._change(begun)
+        node, request = self._nodes.by_name[silo], Train(order, self._report_s)
+        self._send(PendingMessage(node, request, due_s, end_s), silo, now_s)
 
     def evaluate(self, silo: str, request: EvaluateModel, now_s: float) -> None:
         due_s = now_s + self._timing.order_timeout_s
@@ -225,8 +211,8 @@ class Outbox:
 
     def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
         """Post a request that is retried if unanswered; for an order, a progress report also counts as an answer."""
-        sent = replace(sent, ask_s=now_s + self._patience_s(sent), sent_s=None if sent.queued else now_s)
-        left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
+        sent = replace(sent, ask_s=now_s + self._patience_s(sent), sent_s=now_s)
+        left_s = max(sent.due_s - now_s, _LEAST_S)
         self._posted.append((sent, self._message(sent, request, payload, left_s)))
 
     def _patience_s(self, sent: PendingMessage) -> float:
@@ -256,13 +242,13 @@ class Outbox:
         return [*self._sent.values(), *(sent for sent, _ in self._posted)]
 
     def halt(self, update_id: str) -> bool:
-        found = any(sent.asks_for(update_id) for sent in self.waiting)
-        self._change(lambda sent: replace(sent, halt=True) if sent.asks_for(update_id) else sent)
-        return found
+        def halted(sent: PendingMessage) -> PendingMessage:
+            return replace(sent, halt=True) if sent.asks_for(update_id) else sent
 
-    def _change(self, change: Callable[[PendingMessage], PendingMessage]) -> None:
-        self._sent = {identifier: change(sent) for identifier, sent in self._sent.items()}
-        self._posted = [(change(sent), message) for sent, message in self._posted]
+        found = any(sent.asks_for(update_id) for sent in self.waiting)
+        self._sent = {identifier: halted(sent) for identifier, sent in self._sent.items()}
+        self._posted = [(halted(sent), message) for sent, message in self._posted]
+        return found
 
     def flush(self) -> list[PendingMessage]:
         """Send posted messages; return those whose node is unknown."""

@@ -41,7 +41,7 @@ from fedsync.model.transfer import Payload, VersionMismatch
 from fedsync.silo.run_text import RunText
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
-ANSWERS, COPY = ("answer.bin", "answer-2.bin"), "copy.bin"  # answers and model; the second answer for queued orders
+ANSWER, COPY = "answer.bin", "copy.bin"  # last answer, and model
 
 PASSING = "passing-"  # prefix of files in a trainer's folder with a travelling answer; the requester owns them
 

@@ -9,7 +9,6 @@ shortened order costs only its finished steps, and an order lost with its silo c
 | `SiloJoined` | the silo joins; its next `_Loss` goes on the heap |
 | `_Loss` | the silo and its order are lost; its return goes on the heap |
 | `OrderInWork` | train and send: `UpdateArrived` or `WorkFailed`; nothing if it was shortened or lost meanwhile |
-| `Turn` | training of an order ends, and the order queued behind it begins; its end goes on the heap |
 | `_Question` | evaluate the model: `Evaluated` |
 | `Progressed`, `TimerFired` | deliver the event itself |
 
@@ -62,8 +61,8 @@ from fedsync.model.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, sto
 from fedsync.observe.recorder import Recorder
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Refusal, Refused
-from fedsync.simulation.backlog import Backlog, OrderInWork, Turn
 from fedsync.simulation.machine import Machine, Outage, outages, speed_windows
+from fedsync.simulation.orders_in_work import OrderInWork, OrdersInWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class VirtualDriver:
         self._machines = machines
         self._poll_s = poll_s
         self._heap: list[tuple[float, int, int, Any]] = []
-        self._backlog = Backlog(machines, self._after_s, partial(self._push, priority=Priority.ARRIVAL))
+        self._in_work = OrdersInWork(machines, self._after_s, partial(self._push, priority=Priority.ARRIVAL))
         self._serial = 0
         self._stop: Stop | None = None
         self._aggregator = aggregator
@@ -182,7 +181,7 @@ class VirtualDriver:
             self._committed = any(isinstance(action, Commit) for action in entry.actions)
             arrived = any(isinstance(event, UpdateArrived) for event in events)
             lost = sum(isinstance(event, SiloLost) for event in events)
-            losses = 0 if arrived else losses + (0 if self._backlog else lost)
+            losses = 0 if arrived else losses + (0 if self._in_work else lost)
 
     def _push(self, at_s: float, happening: Any, priority: Priority) -> None:
         self._serial += 1
@@ -204,10 +203,7 @@ class VirtualDriver:
         match happening:
             case OrderInWork():
                 # A halted order has a new item on the heap; its old item is void.
-                return self._ended(happening, now_s) if self._backlog.sent(happening) else None
-            case Turn():
-                self._backlog.turn(happening)
-                return None
+                return self._ended(happening, now_s) if self._in_work.sent(happening) else None
             case TimerFired() | Progressed() | OperatorAsked():
                 return replace(happening, at_s=now_s)
         return self._happens(happening, now_s)
@@ -217,7 +213,7 @@ class VirtualDriver:
             case Dispatch(silo, order):
                 self._begin(silo, order, now_s)
             case HaltEarly(silo, update_id):
-                self._backlog.halt(silo, update_id, now_s + self._machines[silo].latency_s)
+                self._in_work.halt(silo, update_id, now_s + self._machines[silo].latency_s)
             case Probe(silo, update_id):
                 self._probe(silo, update_id, now_s)
             case WakeAt(at_s):
@@ -244,18 +240,17 @@ class VirtualDriver:
 
     def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
         received = self._given(silo, order)
-        self._backlog.add(OrderInWork(silo, order, received, now_s + self._machines[silo].transfer_s(received.nbytes)))
+        self._in_work.add(silo, order, received, now_s + self._machines[silo].transfer_s(received.nbytes))
 
     def _after_s(self, silo: str) -> float:
         machine = self._machines[silo]
         return machine.overhead_s + machine.transfer_s(self._aggregator.upload_bytes)
 
     def _probe(self, silo: str, update_id: str, now_s: float) -> None:
-        begun = self._backlog.begun(silo, update_id)
-        if begun is None:
+        work, latency_s = self._in_work.find(silo, update_id), self._machines[silo].latency_s
+        if work is None:
             return
-        (work, course), latency_s = begun, self._machines[silo].latency_s
-        steps = int(np.searchsorted(course.ends, now_s + latency_s, side="right"))
+        steps = int(np.searchsorted(work.course.ends, now_s + latency_s, side="right"))
         heard_s = now_s + 2 * latency_s
         progress = Progressed(heard_s, silo, update_id, steps, steps * work.order.batch_size)
         self._push(heard_s, progress, Priority.ANSWER)
@@ -280,13 +275,12 @@ class VirtualDriver:
                 return replace(happening, at_s=now_s, facts=replace(happening.facts, presence=self._told(silo, now_s)))
 
     def _leave(self, silo: str) -> None:
-        self._backlog.lose(silo)
+        self._in_work.lose(silo)
         self._here.discard(silo)
         self._aggregator.leave(silo)
 
     def _ended(self, work: OrderInWork, now_s: float) -> Event:
         silo, order, course = work.silo, work.order, work.course
-        assert course is not None
         worker, machine = self._workers[silo], self._machines[silo]
         asked, steps = order, len(course.after_s)
         if steps < order.max_steps or order.budget_s is not None:
@@ -348,15 +342,11 @@ class VirtualDriver:
             return self._aggregator.own(asked.owner)
         if asked.subject.own and not self._aggregator.seals_figures:
             return NO_PAYLOAD
-        if self._backlog.newest(silo) is not None:
+        if silo in self._in_work:
             self._aggregator.holds(silo, self._workers[silo].replica.holds)
         return self._aggregator.outgoing(silo, asked.subject)
 
     def _given(self, silo: str, order: WorkOrder) -> Payload:
-        before = self._backlog.newest(silo)
-        if before is not None:
-            # At the begin of this order, the silo will hold the base version of the order before.
-            self._aggregator.holds(silo, before.base_version)
         if order.apart:
             return self._aggregator.apart(order)
         self._aggregator.begin(order.update_id)

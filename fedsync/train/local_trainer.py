@@ -297,9 +297,6 @@ class LocalTrainer(ABC):
             return None
         return found
 
-    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        return self._attempt(lambda: self.evaluate(model, cursor, split))
-
     def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
         """Loss and score of ``model``, float32 [layout.size], on a split, or on the test split without such a split;
         `ValueError` for a wrong length or a value that is not finite. ``cursor`` has the state after the last order.
@@ -355,9 +352,6 @@ class GuardedTrainer:
     @guarded()
     def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **options: Unpack[RunOptions]) -> Outcome:
         return self._trainer.run(order, base, cursor, **options)
-
-    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        return self._trainer.try_evaluate(model, cursor, split)
 
     @guarded()
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:

@@ -103,9 +103,6 @@ class SiloTrainer(Protocol):
     def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **options: Unpack[RunOptions]) -> Outcome:
         """See `fedsync.train.local_trainer.LocalTrainer.run`."""
 
-    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        """Loss and score of ``model``, float32 [layout.size], on a split; None if the evaluation fails."""
-
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
         """Evaluate the model named ``subject``; with ``gains``, also its gains over the silo's own model."""
 

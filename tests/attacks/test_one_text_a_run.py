@@ -44,7 +44,7 @@ TEXTS = {
     "a blank within": lambda text: text.replace(",", ", ", 1),
     "a field twice": lambda text: text.replace('"seed":', '"seed":1,"seed":', 1),
     "other words for one letter": lambda text: text.replace("linear", "l\\u0069near", 1),
-    "a default left out": lambda text: text.replace(',"queues":false', ""),
+    "a default left out": lambda text: text.replace(',"survey":null', ""),
     "another order of fields": lambda text: "{" + text.split(",", 1)[1][:-1] + "," + text.split(",", 1)[0][1:] + "}",
 }
 

@@ -118,7 +118,7 @@ def test_no_field_of_a_specification_is_left_out(silo: Path) -> None:
     spec = RunSpec.parse(asked(silo.parent).spec)
     seen = summary(AskedRun(spec.dump(), "{}", ""), config)[1:]
     changes = {
-        "seed": 99, "silos": 3, "queues": True, "quorum": 9, "run": "run-2", "began": "run-0", "admitted": ["rome"],
+        "seed": 99, "silos": 3, "quorum": 9, "run": "run-2", "began": "run-0", "admitted": ["rome"],
         "train_config": {"a": 1}, "evaluate_config": {"a": 1}, "aggregation": {"kind": "fedavg", "weight": "silo"},
         "server_optimizer": {"kind": "fedavgm"}, "model": {"share": ["b"]}, "wire": {"up": "fp16"},
         "stop": {"rounds": 6}, "versions": 12, "evaluation": {"metrics": ["accuracy"]}, "cipher": {"kind": "plain"},

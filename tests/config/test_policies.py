@@ -261,7 +261,6 @@ SCAFFOLD = ["barrier={kind: bsp}", "aggregation={kind: fednova, weight: examples
         ("aggregation.weight=samples", "Write weight: examples, or silo"),
         ("barrier={kind: ssp, staleness: 2}", "commits updates that began with different versions"),
         ("barrier={kind: quorum, share: 0.5, late: next, inner: {kind: bsp}}", "began with different versions"),
-        ("barrier={kind: overlap, inner: {kind: bsp}}", "began with different versions"),
         ("barrier={kind: fsp, late: drop, interval: {kind: linear, interval_s: 3.0}}", "goes back to earlier models"),
         ("wire={up: bf16}", "wire has less than 32 bits"),
         ("wire={down: int8}", "wire has less than 32 bits"),
@@ -341,8 +340,7 @@ def test_a_proximal_term_that_makes_silos_swing_is_refused_where_it_is_normalise
 @pytest.mark.parametrize("kind", examples("barrier"))
 def test_unequal_steps_are_normalised_unless_the_file_says_otherwise(kind: str) -> None:
     inner = str({"kind": kind, **examples("barrier")[kind]}).replace("'", "")
-    around = [] if kind == "overlap" else [f"barrier={{kind: capped, cap_s: 1.0, inner: {inner}}}"]
-    for override in (f"barrier={inner}", *around):
+    for override in (f"barrier={inner}", f"barrier={{kind: capped, cap_s: 1.0, inner: {inner}}}"):
         config = load(override)
         unequal = config.barrier.innermost.unequal_steps
         assert unequal == (kind in ("fsp", "a-bsp", "on-time", "elastic", "fedcompass"))

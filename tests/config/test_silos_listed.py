@@ -55,7 +55,10 @@ TOO_MANY = [
     (["barrier={kind: sampled, sample_size: 3}"], "barrier.sample_size: 3, and"),
     (["barrier={kind: quorum, count: 3, inner: {kind: bsp}}"], "barrier.count: 3, and"),
     (["barrier={kind: fraction, share: 0.5, least: 3, inner: {kind: bsp}}"], "barrier.least: 3, and"),
-    (["barrier={kind: overlap, inner: {kind: quorum, count: 3, inner: {kind: bsp}}}"], "barrier.inner.count: 3, and"),
+    (
+        ["barrier={kind: capped, cap_s: 9.0, inner: {kind: quorum, count: 3, inner: {kind: bsp}}}"],
+        "barrier.inner.count: 3, and",
+    ),
     (
         ["barrier={kind: fraction, share: 0.5, inner: {kind: quorum, count: 2, inner: {kind: bsp}}}"],
         "barrier.inner.count: 2, and a round has 1 of the 2 silos in the silo file. Write at most 1",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Dispatch, Stop, WakeAt
+from fedsync.core.actions import Commit, Discard, Stop, WakeAt
 from fedsync.core.availability import REST_S
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, OperatorAsked, SiloJoined, SiloLost, TimerFired, WorkFailed
@@ -14,8 +14,6 @@ from fedsync.core.operator.operator_commands import DropSilo
 from fedsync.core.orders import MAX_AWAY_S, Presence, SiloFacts, WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
-from fedsync.policies.barrier.kinds.bulk import Bsp
-from fedsync.policies.barrier.wrappers.overlap import Overlap
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies
 
 # An order is 4 steps of 8 samples: 0.32 s at the 100 samples a second that `answer` reports.
@@ -178,15 +176,6 @@ def test_one_that_an_operator_drops_while_it_is_away_is_not_expected() -> None:
     coordinator.handle([OperatorAsked(7.0, "1", DropSilo("c"))], 7.0)
     coordinator.handle([SiloLost(8.0, "a", "its node is gone")], 8.0)
     assert not coordinator.able
-
-
-def test_no_order_is_queued_that_does_not_end_in_time() -> None:
-    """An order takes 1 s, so the second of two ends 2 s from now."""
-    for left_s, queued in ((1.5, []), (9.0, ["c/3"])):
-        coordinator, first = started(join("c", 50.0), barrier=Overlap(Bsp()))
-        entry = coordinator.handle([answer("c", first["c"], 1.0, presence=there(left_s))], 1.0)
-        given = [action.order for action in entry.actions if isinstance(action, Dispatch)]
-        assert [order.update_id for order in given if order.behind] == queued
 
 
 def test_views_say_how_long_a_silo_is_there() -> None:

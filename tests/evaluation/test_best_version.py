@@ -13,10 +13,7 @@ from fedsync.core.orders import Evaluation, Score, Split, Subject, WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.evaluation.version_scores import Leader, Numbers, Selection
 from fedsync.observe.ledger import Ledger
-from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
-from fedsync.policies.barrier.wrappers.late_orders import Quorum
-from fedsync.policies.barrier.wrappers.overlap import Overlap
 from tests.core.make import answer, begin, joined, of_type, orders, policies, scored
 
 
@@ -169,17 +166,15 @@ def test_a_dropped_silo_need_not_score_a_version() -> None:
     assert coordinator.best == KeepBest(Score(2, 0.6, 2.0), 0.6)
 
 
-@pytest.mark.parametrize("queued", [False, True])
-def test_a_fast_silo_alone_chooses_no_version_after_lost_first_orders_or_with_queued_orders(queued: bool) -> None:
-    barrier = Overlap(Quorum(Bsp(), count=1)) if queued else Asp()
-    coordinator, ledger = Coordinator(policies(barrier=barrier, stop=StopRules(rounds=9))), Ledger()
+def test_a_fast_silo_alone_chooses_no_version_after_lost_first_orders() -> None:
+    coordinator, ledger = Coordinator(policies(barrier=Asp(), stop=StopRules(rounds=9))), Ledger()
     events, work = joined("a", "b", "c"), list[WorkOrder]()
     for at_s in range(5):
         entry = coordinator.handle(events, at_s)
         ledger.add(entry)
         work += [each.order for each in of_type(entry, Dispatch) if each.silo == "a"]
         events = [answer("a", work.pop(0), at_s + 1, evaluation=scored(0.9))]
-        if at_s == 0 and not queued:
+        if at_s == 0:
             work, events = [], [*(SiloLost(0.5, silo, "restarted") for silo in "abc"), *joined("a", "b", "c")]
     assert ledger.accuracy == 0.9 and ledger.seconds_to(0.9) is None and coordinator.best is None
 

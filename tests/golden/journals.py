@@ -29,7 +29,6 @@ SECONDS = {"fsp": 8.0, "lb-fsp": 8.0, "lb-fsp-psp": 8.0, "fedcompass": 10.0, "de
 FEATURES: dict[str, list[str]] = {
     "best": ["evaluation={best: {metric: accuracy}}", "stop.patience={metric: accuracy, versions: 2}"],
     "cross-site": ["evaluation={cross_site: {local: true, fine_tune: 4}}"],
-    "overlap": ["barrier={kind: overlap, inner: {kind: bsp}}"],
     "scaffold": ["server_optimizer={kind: scaffold}", "aggregation={kind: fednova}"],
     "server-adam": ["server_optimizer={kind: fedadam}"],
     "presence": [],

@@ -50,8 +50,7 @@ TEST_SAMPLES = 100
 class Job:
     """An order at a silo.
 
-    ``steps`` may be cut by a budget or a halt. It is trained after ``after``, and its update comes after that one's.
-    ``void`` once the silo was lost or came anew: whatever it still sends
+    ``steps`` may be cut by a budget or a halt. ``void`` once the silo was lost or came anew: whatever it still sends
     is late.
     """
 
@@ -63,35 +62,19 @@ class Job:
     step_s: float
     steps: int
     overhead_s: float
-    after: "Job | None" = None
     void: bool = False
     done: bool = False
     end_s: float | None = None
     """When the coordinator knew that the order was over, however it ended."""
-    _fixed_s: tuple[float, float] | None = None
 
     @property
     def compute_s(self) -> float:
         return self.steps * self.step_s
 
     @property
-    def start_s(self) -> float:
-        """When its training begins, as things stand."""
-        if self._fixed_s is not None:
-            return self._fixed_s[0]
-        return self.begin_s if self.after is None else max(self.begin_s, self.after.start_s + self.after.compute_s)
-
-    @property
     def due_s(self) -> float:
         """When it ends, as things stand."""
-        if self._fixed_s is not None:
-            return self._fixed_s[1]
-        due_s = self.start_s + self.compute_s + self.overhead_s
-        return due_s if self.after is None else max(due_s, self.after.due_s)
-
-    def fix(self) -> None:
-        """It is over, and its times stay. They would be asked of all orders before it, again and again."""
-        self._fixed_s = self.start_s, self.due_s
+        return self.begin_s + self.compute_s + self.overhead_s
 
 
 @dataclass(slots=True)
@@ -159,7 +142,7 @@ class FakeCluster:
         self._silos = {silo.name: (place, silo) for place, silo in enumerate(scenario.silos)}
         self._present: set[str] = set()
         self._orders: Counter[str] = Counter()
-        self._current: dict[str, list[Job]] = {}
+        self._current: dict[str, Job] = {}
         self._end_s = math.nan
         self._outcome = Outcome()
 
@@ -234,20 +217,16 @@ class FakeCluster:
         return happen
 
     def _void(self, name: str, now_s: float) -> None:
-        for job in self._current.pop(name, []):
+        if (job := self._current.pop(name, None)) is not None:
             job.void, job.end_s = True, now_s
 
     # Orders.
 
     def _dispatch(self, name: str, order: WorkOrder, now_s: float) -> None:
         out = self._outcome
-        current = self._current.setdefault(name, [])
-        if name not in self._present or len(current) > 1 or order.update_id in out.jobs:
+        if name not in self._present or name in self._current or order.update_id in out.jobs:
             out.faults.append(f"order {order.update_id} for {name!r}, which is absent or busy, or sent before")
             return
-        before = current[0] if current else None
-        if order.behind != ("" if before is None else before.order.update_id):
-            out.faults.append(f"order {order.update_id} for {name!r} is behind {order.behind!r}")
         silo = self._silos[name][1]
         serial = self._orders[name] = self._orders[name] + 1
         luck = self._scenario.luck(silo, "order", serial)
@@ -257,11 +236,11 @@ class FakeCluster:
         steps = order.max_steps
         if order.budget_s is not None:
             steps = steps_in_time(step_s, steps, order.budget_s, order.overrun)
-        job = out.jobs[order.update_id] = Job(name, serial, order, now_s, step_s, steps, overhead_s, before)
-        current.append(job)
+        job = out.jobs[order.update_id] = Job(name, serial, order, now_s, step_s, steps, overhead_s)
+        self._current[name] = job
         for share in self._scenario.told:
             done = max(1, int(share * steps))
-            self._at(job.start_s + done * step_s, self._progress(job, done), name)
+            self._at(job.begin_s + done * step_s, self._progress(job, done), name)
         self._at(job.due_s, self._finish(job), name)
 
     def _progress(self, job: Job, steps: int) -> Happening:
@@ -274,23 +253,20 @@ class FakeCluster:
 
     def _halt(self, job: Job, now_s: float) -> None:
         """Stop after the step in work."""
-        steps = max(math.floor((now_s - job.start_s) / job.step_s) + 1, 1)
+        steps = max(math.floor((now_s - job.begin_s) / job.step_s) + 1, 1)
         if not job.done and steps < job.steps:
             job.steps = steps
-            for each in self._current[job.silo]:  # the one behind it may begin sooner
-                self._at(each.due_s, self._finish(each), job.silo)
+            self._at(job.due_s, self._finish(job), job.silo)
 
     def _finish(self, job: Job) -> Happening:
         def happen(now_s: float) -> list[Event]:
             if job.done:
                 return []  # a halted order has two ends on the heap
             job.done = True
-            job.fix()
             silo = self._silos[job.silo][1]
-            current = self._current.get(job.silo, [])
-            in_work = job in current
+            in_work = self._current.get(job.silo) is job
             if in_work:
-                current.remove(job)
+                del self._current[job.silo]
                 job.end_s = now_s
                 if job.serial in silo.failing:
                     return [WorkFailed(now_s, job.silo, job.order.update_id, "disk full")]
@@ -366,11 +342,11 @@ class FakeCluster:
             case Discard(update_id, _):
                 out.payloads.pop(update_id, None)
             case HaltEarly(name, update_id):
-                for job in self._in_work(name, update_id):
+                if (job := self._in_work(name, update_id)) is not None:
                     self._halt(job, now_s)
             case Probe(name, update_id):
-                for job in self._in_work(name, update_id):
-                    done = min(max(math.floor((now_s - job.start_s) / job.step_s), 0), job.steps)
+                if (job := self._in_work(name, update_id)) is not None:
+                    done = min(max(math.floor((now_s - job.begin_s) / job.step_s), 0), job.steps)
                     self._at(now_s + self._scenario.delay_s, self._progress(job, done), name)
             case Savepoint(version):
                 out.remembered = version
@@ -392,9 +368,10 @@ class FakeCluster:
             case Stop():
                 out.closing_s = min(out.closing_s, now_s)
 
-    def _in_work(self, name: str, update_id: str) -> list[Job]:
+    def _in_work(self, name: str, update_id: str) -> Job | None:
         """The silo's order, where it is that one."""
-        return [job for job in self._current.get(name, [])[:1] if job.order.update_id == update_id]
+        job = self._current.get(name)
+        return job if job is not None and job.order.update_id == update_id else None
 
     def _evaluated(self, silo: Silo, version: int) -> Happening:
         def happen(now_s: float) -> list[Event]:

@@ -46,7 +46,6 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "quorum": {"share": 0.5, "inner": {"kind": "bsp"}},
         "deadline": {"spread": 1.0, "inner": {"kind": "bsp"}},
         "fraction": {"share": 0.5, "inner": {"kind": "bsp"}},
-        "overlap": {"inner": {"kind": "bsp"}},
     },
     "aggregation": {
         "fedavg": {"weight": "examples"},
@@ -77,7 +76,6 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("barrier", "capped", {"cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "quorum", {"count": 2, "late": "drop", "inner": {"kind": "bsp"}}),
     ("barrier", "deadline", {"spread": 0.0, "late": "drop", "inner": {"kind": "bsp"}}),
-    ("barrier", "overlap", {"carry": 0.5, "inner": {"kind": "a-bsp", "sync_ratio": 0.6, "report_s": 0.3}}),
     ("barrier", "elastic", {"lookahead": 3, "floor": 1, "method": "grid_scan"}),
 ]
 """Further settings of kinds in `EXAMPLES` that change what the coordinator does."""
@@ -92,7 +90,6 @@ COMBINED: list[tuple[str, str, dict[str, Any]]] = [
     ("barrier", "fraction", {"share": 0.7, "inner": {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": 0.5}}}),
     ("barrier", "fraction", {"share": 0.6, "inner": COMPASS}),
     ("barrier", "capped", {"cap_s": 0.7, "inner": {"kind": "fraction", "share": 0.5, "inner": {"kind": "bsp"}}}),
-    ("barrier", "overlap", {"inner": {"kind": "capped", "cap_s": 0.01, "late": "drop", "inner": {"kind": "bsp"}}}),
 ]
 """Combinations of what is above: they go through the laws with ``make full``."""
 

@@ -48,7 +48,7 @@ class Spy:
             error = AssertionError(f"asked twice, the barrier says {verdict} and then something else")
             error.add_note("broken: a decision is a function")
             raise error
-        work = {name: view.work[name] for name in (*verdict.release, *verdict.queue) if name in view.silos}
+        work = {name: view.work[name] for name in verdict.release if name in view.silos}
         silos, pending = dict(view.silos), dict(view.pending)
         self.asked.append(Asked(view.now_s, view.version, view.seed, silos, pending, work, verdict))
         return after, verdict
@@ -66,7 +66,7 @@ def carried_out(
         _model(books, verdict, rest)
     if verdict.commit and over():
         return rest
-    with law("who is released gets work, and was idle", len(verdict.release) + len(verdict.queue)):
+    with law("who is released gets work, and was idle", len(verdict.release)):
         _release(books, asked, rest)
     with law("who is to stop or to tell is asked, once an order", len(verdict.stop_now) + len(verdict.probe)):
         for name in verdict.stop_now:
@@ -143,11 +143,10 @@ def _model(books: Books, verdict: Verdict, rest: list[Action]) -> None:
 
 def _release(books: Books, asked: Asked, rest: list[Action]) -> None:
     verdict, sizing = asked.verdict, books.policies.sizing
-    chosen = (*verdict.release, *verdict.queue)
-    fresh = sizing.plan(asked.silos, books.found_caps) if chosen and sizing.adaptive is None else {}
-    for place, name in enumerate(chosen):
-        silo, queued = books.silos[name], place >= len(verdict.release)
-        assert (silo.order is not None, silo.queued) == (queued, None), f"{name} has {silo.order} and {silo.queued}"
+    fresh = sizing.plan(asked.silos, books.found_caps) if verdict.release and sizing.adaptive is None else {}
+    for name in verdict.release:
+        silo = books.silos[name]
+        assert silo.order is None, f"{name} has {silo.order}"
         action = rest.pop(0)
         assert isinstance(action, Dispatch)
         assert action.silo == name
@@ -166,10 +165,5 @@ def _release(books: Books, asked: Asked, rest: list[Action]) -> None:
         assert 1 <= order.batch_size <= min(cap for cap in caps if cap is not None)
         assert order.max_steps >= 1
         assert (order.budget_s, order.overrun) == (verdict.budget_s.get(name), verdict.overrun)
-        first = "" if silo.order is None else silo.order.update_id
-        assert (order.behind, order.carry) == (first, verdict.carry)
         books.orders[order.update_id] = name, order
-        if queued:
-            books.silos[name] = replace(silo, queued=order, queued_s=asked.now_s)
-        else:
-            books.silos[name] = replace(silo, order=order, since_s=asked.now_s, progress_steps=0)
+        books.silos[name] = replace(silo, order=order, since_s=asked.now_s, progress_steps=0)

@@ -210,7 +210,7 @@ class Books:
                 self.awaiting.discard(name)
                 self.newest.pop(name, None)
                 return gone
-            case WorkFailed(at_s, name, update_id, _) if self._answers(name, update_id):
+            case WorkFailed(at_s, name, update_id, _) if self.in_work(name) == update_id:
                 self._fail(name, at_s)
                 return [update_id]
             case Progressed(_, name, update_id, steps, _) if self.in_work(name) == update_id:
@@ -225,36 +225,21 @@ class Books:
         silo = self.silos.get(name)
         return silo.order.update_id if silo is not None and silo.order is not None else None
 
-    def unanswered(self, name: str) -> list[str]:
-        """Update ids of the silo's orders, oldest first."""
-        silo = self.silos.get(name)
-        orders = () if silo is None else (silo.order, silo.queued)
-        return [order.update_id for order in orders if order is not None]
-
-    def _answers(self, name: str, update_id: str) -> bool:
-        """Whether it is an answer to an order of the silo; one that comes before its turn is in work from now on."""
-        if update_id not in self.unanswered(name):
-            return False
-        silo = self.silos[name]
-        if self.in_work(name) != update_id:
-            self.silos[name] = replace(silo, order=silo.queued, queued=silo.order, progress_steps=0)
-        return True
-
     def _given_up(self, name: str) -> list[str]:
-        gone = self.unanswered(name)
-        self.fate.update(dict.fromkeys(gone, "discarded"))
-        return gone
+        update_id = self.in_work(name)
+        if update_id is None:
+            return []
+        self.fate[update_id] = "discarded"
+        return [update_id]
 
     def _fail(self, name: str, at_s: float) -> None:
         silo = self.silos[name]
         self.fate[self.in_work(name) or ""] = "discarded"
-        failures = silo.failures + 1
-        silo = replace(silo, order=silo.queued, queued=None, queued_s=0.0, since_s=at_s, progress_steps=0)
-        self.silos[name] = replace(silo, failures=failures)
+        self.silos[name] = replace(silo, order=None, since_s=at_s, failures=silo.failures + 1, progress_steps=0)
 
     def _arrived(self, at_s: float, meta: UpdateMeta, report: WorkReport) -> list[str]:
         name, update_id = meta.silo, meta.update_id
-        if not self._answers(name, update_id):
+        if self.in_work(name) != update_id:
             return [] if update_id in self.pending else [update_id]
         silo, order = self.silos[name], self.orders[update_id][1]
         if not good(order, meta, report):
@@ -265,7 +250,6 @@ class Books:
         self.silos[name] = SiloView(
             silo.facts,
             clock=silo.clock + 1,
-            order=silo.queued,
             since_s=at_s,
             samples=silo.samples + report.samples,
             overhead_s=overhead_s,
@@ -347,7 +331,7 @@ class Books:
                 self._stop(actions, failed=False)
 
     def _stop(self, actions: list[Action], *, failed: bool) -> None:
-        left = {*self.pending, *(order for name in self.silos for order in self.unanswered(name))}
+        left = {*self.pending, *(order for name in self.silos if (order := self.in_work(name)) is not None)}
         named = [action.update_id for action in actions[:-1] if isinstance(action, Discard)]
         with law("the end names all that is left"):
             assert isinstance(actions[-1], Stop)

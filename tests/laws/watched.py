@@ -53,7 +53,7 @@ class Spy:
 
     def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
         state, verdict = self.inner.decide(state, view)
-        self.decisions.append(Decision(verdict, dict(view.work) if verdict.release or verdict.queue else None))
+        self.decisions.append(Decision(verdict, dict(view.work) if verdict.release else None))
         return state, verdict
 
 

@@ -17,7 +17,6 @@ CLAIMS = {
     "barrier": [
         *("lockstep", "sets_steps", "unequal_steps", "mixes_rounds"),
         *("needs_discount", "needs_progress", "needs_examples", "needs_losses", "rolls_back", "draws"),
-        *("rounds", "queues"),
     ],
     "aggregation": ["normalises", "discounts", "additive"],
     "predictor": ["learns"],
@@ -28,14 +27,13 @@ MIXES: dict[str, Any] = {"mixes_rounds": True}
 LEARNS = {"learns": True}
 SAID: dict[str, dict[str, dict[str, Any]]] = {
     "barrier": {
-        "a-bsp": {"unequal_steps": True, "needs_progress": 0.3, "rounds": True},
-        "bsp": {"lockstep": True, "rounds": True},
+        "a-bsp": {"unequal_steps": True, "needs_progress": 0.3},
+        "bsp": {"lockstep": True},
         "elastic": STEPS,
         "fedcompass": STEPS | MIXES,
         "fraction": {"draws": True},
         "fsp": STEPS | MIXES | {"needs_examples": True},
         "on-time": {"unequal_steps": True, "needs_progress": 0.3},
-        "overlap": MIXES | {"queues": True},
         **dict.fromkeys(["asp", "buffered", "capped", "deadline", "quorum", "sampled", "ssp"], MIXES),
     },
     "aggregation": {

@@ -22,7 +22,7 @@ from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_guard import PrivacyGuard, ledger_of
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
 from fedsync.silo.protocol import STATE, Identity
-from fedsync.silo.session.order_queue import OrderJob
+from fedsync.silo.session.current_order import OrderJob
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 from tests.privacy.guards import (
@@ -108,7 +108,7 @@ def test_an_order_that_goes_on_after_its_hang_was_told_gives_nothing_back(
     monkeypatch.setattr(PrivateTrainer, "_gradients", hanging)
     with pytest.raises(Hanging):
         subject.train(ORDER, subject.initial_model(), job.watch)
-    assert len(steps) == 1 and not subject.done and entered(folder) == {STEP: 3}
+    assert len(steps) == 1 and subject.last is None and entered(folder) == {STEP: 3}
 
 
 def test_all_that_an_order_may_release_is_on_disk_before_its_first_step(

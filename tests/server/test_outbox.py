@@ -265,20 +265,11 @@ def test_an_order_is_asked_for_once_its_silo_should_have_reported() -> None:
     assert outbox.unanswered(14.0) == [] and len(outbox.unanswered(15.0)) == 1, "5 s for the report, 10 s of patience"
 
 
-def test_the_time_of_a_queued_order_begins_when_the_one_before_is_over() -> None:
+def test_an_order_is_overdue_when_its_time_is_over() -> None:
     outbox = Recording().outbox
-    first, queued = ORDER, replace(ORDER, update_id="a/2", round=2, behind="a/1")
-    outbox.train("a", first, 0.0)
-    outbox.train("a", queued, 0.0)
-    assert [sent.sent_s for sent in outbox.waiting] == [0.0, None], (
-        "how long it waits there is not how long answers take"
-    )
+    outbox.train("a", ORDER, 0.0)
     outbox.flush()
-    assert [sent.order for sent in outbox.overdue(1e9)] == [first]
-    outbox.over("a/1", 1e9)
-    assert outbox.overdue(1e9 + 3599.0) == [] and [sent.order for sent in outbox.overdue(1e9 + 3600.0)] == [queued]
-    outbox.train("a", replace(queued, update_id="a/3", behind="a/0"), 0.0)
-    assert [sent.due_s for sent in outbox.waiting] == [3600.0], "what it was to be behind is over"
+    assert outbox.overdue(3599.0) == [] and [sent.order for sent in outbox.overdue(3600.0)] == [ORDER]
 
 
 def test_what_a_silo_is_sent_continues_what_it_will_hold_after_the_orders_that_it_has() -> None:
@@ -287,7 +278,7 @@ def test_what_a_silo_is_sent_continues_what_it_will_hold_after_the_orders_that_i
     outbox.train("a", ORDER, 0.0)
     outbox.train("b", replace(ORDER, update_id="b/1"), 0.0)
     assert recording.held == []
-    outbox.train("a", replace(ORDER, update_id="a/2", round=2, base_version=4, behind="a/1"), 0.0)
+    outbox.train("a", replace(ORDER, update_id="a/2", round=2, base_version=4), 0.0)
     outbox.evaluate("a", EvaluateModel(5), 0.0)
     assert recording.held == [("a", 0), ("a", 4)]
     outbox.repeat(outbox.waiting[0], "a", 0.0)

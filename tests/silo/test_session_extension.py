@@ -1,21 +1,20 @@
 """Extensions of a silo's session: what they change of an order and of its update counts."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedsync.core.orders import WorkOrder
-from fedsync.model.layout import Vector
-from fedsync.silo.session.order_results import LastOrders
+from fedsync.silo.protocol import ANSWER
+from fedsync.silo.session.order_results import LastOrder
 from fedsync.silo.session.session_extension import SessionExtension
 from fedsync.train.silo_trainer import Outcome
 from tests.silo.test_wire import session
 
 
 class Halving(SessionExtension):
-    """Extension that halves an order's steps and its update, lets nothing be evaluated, and saves a vector."""
+    """Extension that halves an order's steps and its update, and lets nothing be evaluated."""
 
     def allow(self, order: WorkOrder) -> WorkOrder:
         return replace(order, max_steps=order.max_steps // 2)
@@ -26,9 +25,6 @@ class Halving(SessionExtension):
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         return replace(outcome, update=outcome.update / np.float32(2))
 
-    def beside(self, order: WorkOrder, update: Vector) -> Mapping[str, Vector]:
-        return {"half": update.copy()}
-
 
 def test_changes_of_an_extension_count(tmp_path: Path) -> None:
     plain, silo = session(tmp_path / "plain", "{}"), session(tmp_path / "a", "{}")
@@ -38,5 +34,6 @@ def test_changes_of_an_extension_count(tmp_path: Path) -> None:
     done = silo.train(order, model)
     assert (done.report.steps, done.report.evaluation) == (1, None)
     np.testing.assert_array_equal(done.update, expected.update / np.float32(2))
-    (kept,) = LastOrders(tmp_path / "a").kept
-    np.testing.assert_array_equal(kept.beside["half"], done.update)
+    kept = LastOrder.load(tmp_path / "a" / ANSWER)
+    assert kept is not None
+    np.testing.assert_array_equal(kept.answer.update, done.update)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsync.common.processes import INTERPRETER
 from fedsync.core.orders import Subject
-from fedsync.silo.protocol import ANSWERS, COPY, IDENTITY, SOCKET
+from fedsync.silo.protocol import ANSWER, COPY, IDENTITY, SOCKET
 from fedsync.silo.session.own_variate import VARIATE
 from fedsync.silo.session.trainer_folder import FolderLock, tenant
 from tests.silo.holders import holder
@@ -28,7 +28,7 @@ def test_a_trainer_removes_what_killed_processes_have_not_finished(tmp_path: Pat
     """Each of these files may be as large as the model, and has another name after each kill."""
     with subprocess.Popen([sys.executable, "-c", ""]) as killed:
         killed.wait()
-    for name in (*ANSWERS, COPY, VARIATE, f"{Subject.LOCAL}.bin"):
+    for name in (ANSWER, COPY, VARIATE, f"{Subject.LOCAL}.bin"):
         (tmp_path / f".{name}.{killed.pid}").write_bytes(b"half of it")
     being_written, kept = tmp_path / f".{IDENTITY}.{os.getpid()}", tmp_path / VARIATE
     for path in (being_written, kept):

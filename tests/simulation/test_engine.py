@@ -65,6 +65,21 @@ def test_overhead_comes_after_training_and_is_not_speed(tmp_path: Path) -> None:
     assert [report.compute_s for report in reports] == pytest.approx([6.4, 3.2, 3.2], rel=1e-12)
 
 
+def test_a_halted_order_arrives_once_and_the_next_one_begins_after_it(tmp_path: Path) -> None:
+    """a's first is in at 3.2 + 1 s, and half of all is done: b stops after its 14th step of 0.32 s, at 4.48 s, not 6.4.
+
+    Nothing comes at 7.4 s, when b's whole order would have been in. The second round begins at 5.48 s, and is alike.
+    """
+    silos = machines({"speed": 200.0, "overhead_s": 1.0}, {"speed": 100.0, "overhead_s": 1.0})
+    halting = strategy(barrier={"kind": "a-bsp", "sync_ratio": 0.5}, balancer={"kind": "fixed"}, stop={"rounds": 2})
+    arrived = [
+        (event.at_s, event.meta.update_id, event.meta.steps)
+        for event in simulate(tmp_path, silos, halting).events(UpdateArrived)
+    ]
+    first = [(pytest.approx(4.2), "a/1", 20), (pytest.approx(5.48), "b/1", 14)]
+    assert arrived == [*first, (pytest.approx(9.68), "a/2", 20), (pytest.approx(10.96), "b/2", 14)]
+
+
 def test_an_affine_curve_has_a_launch_and_a_flat_part(tmp_path: Path) -> None:
     """0.05 + max(32, 64) / 100 = 0.69 s a step below saturation, 0.05 + 80 / 100 = 0.85 s above."""
     curve = {"kind": "affine", "launch_s": 0.05, "saturation": 64}

@@ -14,7 +14,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Cursor
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
-from fedsync.silo.protocol import ANSWERS, EvaluateModel, Identity
+from fedsync.silo.protocol import ANSWER, EvaluateModel, Identity
 from fedsync.silo.session.order_results import LastOrder
 from fedsync.silo.session.session import SiloSession
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
@@ -105,7 +105,7 @@ def test_what_is_frozen_is_neither_sent_nor_stored(tmp_path: Path, spec: RunSpec
     base = silo.initial_model()
     done = silo.train(order(batch_size=8, max_steps=3), base)
     assert base.nbytes == done.update.nbytes == 4 * 16
-    answer = tmp_path / "a" / ANSWERS[0]
+    answer = tmp_path / "a" / ANSWER
     assert answer.stat().st_size < 4_000 < 4 * 40_000
     assert LastOrder.load(answer) is not None
     silo.save_model(Path("model.pt"), base)

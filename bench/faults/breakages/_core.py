@@ -65,7 +65,7 @@ CORE: Changes = {
             "if order is None and meta.update_id in state.pending:",
             "if order is None and meta.update_id in state.halted:",
         ),
-        ("what-is-left-at-the-end-is-not-named", "left = [*state.pending, *(", "left = [*("),
+        ("what-is-left-at-the-end-is-not-named", "left = [*state.pending, *in_work]", "left = [*in_work]"),
         (
             "a-plan-is-kept-though-a-forecast-has-changed",
             "if self._plan is None or self._plan[0] != roster.revision:",
@@ -82,21 +82,21 @@ CORE: Changes = {
             "                    state.begun_s = 0.0\n",
         ),
         (
-            "a-queued-order-at-the-end-is-not-named",
-            "for silo in state.silos.values() for order in silo.orders)]",
-            "for silo in state.silos.values() for order in silo.orders[:1])]",
+            "an-order-in-work-at-the-end-is-not-named",
+            "left = [*state.pending, *in_work]",
+            "left = [*state.pending]",
         ),
         (
             "a-silos-order-is-forgotten-but-not-named-when-it-joins-again",
-            '                give_up_orders(state, name, "the silo joined again", actions)\n',
+            '                give_up_order(state, name, "the silo joined again", actions)\n',
             "",
         ),
     ),
     "core/order_lifecycle.py": (
         (
-            "a-queued-order-of-a-lost-silo-is-not-named",
-            "for order in () if silo is None else silo.orders:",
-            "for order in () if silo is None else silo.orders[:1]:",
+            "an-order-of-a-lost-silo-is-not-named",
+            "        actions.append(Discard(silo.order.update_id, reason))\n",
+            "",
         ),
         (
             "a-run-never-ends-if-one-joins-again-at-its-end",
@@ -145,11 +145,6 @@ CORE: Changes = {
             "if at_s is not None:",
         ),
         (
-            "a-queued-order-says-that-it-begins-at-once",
-            'behind="" if first is None else first.update_id,',
-            'behind="",',
-        ),
-        (
             "weights-go-to-the-wrong-silos",
             "for meta, weight in zip(metas, coefficients, strict=True)",
             "for meta, weight in zip(metas, reversed(coefficients), strict=True)",
@@ -187,15 +182,10 @@ CORE: Changes = {
     "core/views.py": (
         (
             "a-success-does-not-make-failures-forgiven",
-            "self.queued, at_s, forecast, 0, done, overhead_s",
-            "self.queued, at_s, forecast, self.failures, done, overhead_s",
+            "None, at_s, forecast, 0, done, overhead_s",
+            "None, at_s, forecast, self.failures, done, overhead_s",
         ),
-        ("orders-that-fail-are-not-counted", "failures = self.failures + 1", "failures = self.failures"),
-        (
-            "a-queued-order-goes-when-the-one-before-it-ends",
-            "self.clock + 1, self.queued, at_s",
-            "self.clock + 1, None, at_s",
-        ),
+        ("orders-that-fail-are-not-counted", "failures=self.failures + 1", "failures=self.failures"),
         (
             "one-that-is-gone-counts-as-idle",
             "            del self._ranks[name]\n            self.idle.pop(name, None)\n",

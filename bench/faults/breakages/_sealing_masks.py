@@ -100,7 +100,7 @@ MASKS: Changes = {
         ),
     ),
     "cipher/masking/mask_round.py": (
-        ("masks-are-not-bound-to-the-run", '"fedsync mask context 2", run, chain,', '"fedsync mask context 2", chain,'),
+        ("masks-are-not-bound-to-the-run", '"fedsync mask context 3", run, chain,', '"fedsync mask context 3", chain,'),
         ("masks-are-not-bound-to-the-roster", '"little"), roster.digest, pack_named', '"little"), pack_named'),
         (
             "masks-are-not-bound-to-the-learning-rate",

@@ -274,7 +274,6 @@ _CHANGES: Changes = {
             "return max(patience_s, self._answer_times.patience_s)",
             "return patience_s",
         ),
-        ("a-queued-order-is-taken-for-slow", "sent_s=None if sent.queued else now_s", "sent_s=now_s"),
         (
             "what-is-overdue-is-waited-for",
             "        late = [identifier",
@@ -291,17 +290,12 @@ _CHANGES: Changes = {
             "node, request = next(iter(self._nodes.by_name.values())), Train(order, self._report_s)",
         ),
         (
-            "a-queued-order-is-overdue-before-it-begins",
-            "due_s, end_s = (inf, inf) if queued else self._timing.order_until(now_s)",
+            "an-order-is-never-overdue",
             "due_s, end_s = self._timing.order_until(now_s)",
+            "due_s = end_s = inf",
         ),
         (
-            "a-queued-order-is-never-overdue",
-            "        self._change(begun)\n",
-            "",
-        ),
-        (
-            "what-a-queued-order-brings-continues-what-its-silo-holds-now",
+            "what-comes-with-a-request-continues-what-its-silo-holds-now",
             "        if rounds and not sent.again:\n",
             "        if False:\n",
         ),
@@ -377,11 +371,6 @@ _CHANGES: Changes = {
         ),
     ),
     "silo/session/order_results.py": (
-        (
-            "a-queued-orders-answer-takes-the-place-of-the-one-before",
-            "            place = other\n        else:",
-            "            pass\n        else:",
-        ),
         ("a-place-in-the-data-is-lost", 'decode(Cursor, about["cursor"], own=True)', "Cursor()"),
         (
             "an-order-is-done-twice-after-a-crash",

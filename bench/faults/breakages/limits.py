@@ -9,7 +9,7 @@ TESTS = (
     "tests/train/test_model_size.py",
     "tests/train/test_precision.py",
     "tests/silo/test_hangs.py",
-    "tests/silo/test_order_queue.py",
+    "tests/silo/test_current_order.py",
     "tests/observe/test_long_runs.py",
     "tests/server/test_nodes.py",
     "tests/flower/test_nodes_refusing.py",
@@ -58,12 +58,18 @@ _CHANGES: Changes = {
         ("a-loop-of-ones-own-may-wait-for-nothing", "inf if self._waits else PATIENCE_S", "PATIENCE_S"),
         ("what-nobody-wants-any-more-holds-up-the-silo", "UNWANTED_S if self._unwanted() else inf", "inf"),
     ),
-    "silo/session/order_queue.py": (
+    "silo/session/current_order.py": (
         (
-            "what-waits-behind-a-hang-is-never-answered",
-            "                other.end(VersionMismatch(holds))\n",
+            "what-waits-for-a-hang-is-never-answered",
+            "                self._job.end(VersionMismatch(holds))\n",
             "                pass\n",
         ),
+        (
+            "an-order-that-is-superseded-trains-to-its-end",
+            "                before.give_up()\n",
+            "                pass\n",
+        ),
+        ("a-silo-trains-two-orders-at-once", "                job.before.over.wait()\n", "                pass\n"),
     ),
     "model/plain_aggregator.py": (
         ("a-run-leaves-a-model-that-was-taken-back", "        self._public.restart(public)\n", ""),

@@ -40,20 +40,12 @@ _CHANGES: Changes = {
         ),
     ),
     "core/views.py": (
-        ("an-order-is-given-that-cannot-end-in-time", "return waits_s + order_s <= left_s", "return True"),
+        ("an-order-is-given-that-cannot-end-in-time", "return order_s <= left_s", "return True"),
         (
             "what-an-order-costs-besides-training-takes-no-time",
             " + max(self.forecast.overhead_s, self.overhead_s)",
             "",
         ),
-        (
-            "an-order-is-queued-as-if-nothing-were-in-work",
-            "0.0 if silo.order is None else max(silo.since_s + order_s - self.now_s, 0.0)",
-            "0.0",
-        ),
-    ),
-    "policies/barrier/wrappers/overlap.py": (
-        ("overlap-queues-what-cannot-end-in-time", "if wanted > 0 and view.has_time(name):", "if wanted > 0:"),
     ),
     "core/order_lifecycle.py": (
         (

@@ -1,4 +1,4 @@
-"""Mutants of the server optimizer `cautious-adam`, of queued orders, and of models that silos train alone."""
+"""Mutants of the server optimizer `cautious-adam`, of virtual machines, and of models that silos train alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TESTS = (
     "tests/evaluation/test_local_baselines.py",
     "tests/model/test_cautious_adam.py",
     "tests/model/test_server_optimizer.py",
-    "tests/policies/barrier/wrappers/test_overlap.py",
+    "tests/simulation/test_engine.py",
 )
 
 _CHANGES: Changes = {
@@ -50,26 +50,11 @@ _CHANGES: Changes = {
             "return machine.transfer_s",
         ),
     ),
-    "simulation/backlog.py": (
+    "simulation/orders_in_work.py": (
         (
-            "a-machine-trains-two-orders-at-once",
-            "if before is None or before.last_s <= work.start_s:",
-            "if before is None or place:",
-        ),
-        ("a-queued-order-waits-for-what-was-cut-off", "if other.course is None:", "if other is work:"),
-    ),
-    "policies/barrier/wrappers/overlap.py": (
-        ("one-that-fails-gets-two-orders-to-fail", "wanted = 2 - bool(silo.failures) -", "wanted = 2 -"),
-        (
-            "what-was-sent-ahead-is-committed-a-round-early",
-            "oldest.setdefault(meta.silo, meta)",
-            "oldest[meta.silo] = meta",
-        ),
-        ("nothing-is-carried-on", "queue=tuple(queue), carry=self.carry)", "queue=tuple(queue))"),
-        (
-            "one-that-is-busy-with-the-next-round-counts-as-late",
-            "return replace(silo, order=order, since_s=silo.queued_s, queued=None)",
-            "return replace(silo, order=order, queued=None)",
+            "a-halted-order-arrives-when-it-would-have-without",
+            "if self._works.get(work.silo) is not work:",
+            "if False:",
         ),
     ),
 }

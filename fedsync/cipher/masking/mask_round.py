@@ -24,7 +24,6 @@ Masks depend on the *context*, a digest of R (`silo.history`), attempt, roster, 
 | update_id, seed, round | each silo has its own; `round` is a number for people, and training code does not get it |
 | base_version | the digest D of its history is included |
 | batch_size, max_steps, budget_s | the work done is limited (`masked_work`); whether there is a budget is included |
-| behind | it names another order; whether there is one is included |
 
 Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.
 """
@@ -184,7 +183,7 @@ def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slo
     return out
 
 
-OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", "budget_s", "behind"}
+OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", "budget_s"}
 """Fields of an order that the context does not include as they are."""
 
 
@@ -195,8 +194,8 @@ def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roste
     names = [field.name for field in dataclasses.fields(order) if field.name not in OWN]
     # A float's repr is exact.
     said = {name: repr(getattr(order, name)).encode() for name in names}
-    said |= {"budget": str(order.budget_s is None).encode(), "behind": str(order.behind == "").encode()}
-    bound = [b"fedsync mask context 2", run, chain, attempt.to_bytes(8, "little"), roster.digest, pack_named(said)]
+    said |= {"budget": str(order.budget_s is None).encode()}
+    bound = [b"fedsync mask context 3", run, chain, attempt.to_bytes(8, "little"), roster.digest, pack_named(said)]
     return hashlib.sha256(pack(bound)).digest()
 
 

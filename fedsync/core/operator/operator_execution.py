@@ -137,8 +137,8 @@ def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions
             attendance = state.extensions.get(Attendance.name)
             presence = attendance.forget(name) if isinstance(attendance, Attendance) else None
             steering.keeps_out(name, None if silo is None else replace(silo.facts, presence=presence))
-            if silo is not None:
-                actions.extend(HaltEarly(name, order.update_id) for order in silo.orders)
+            if silo is not None and silo.order is not None:
+                actions.append(HaltEarly(name, silo.order.update_id))
             lose(state, name, why or _DROPPED, actions)
             state.scores.forget(name, dropped=True)
         case ReadmitSilo(name):

@@ -15,7 +15,7 @@ class BarrierPolicy(Policy, Generic[S]):
     """Base of barriers, which decide on commits and releases; see `fedsync.core.protocols.Barrier`.
 
     Callers read the properties from the barrier inside all wrappers (`innermost`), except `mixes_rounds`, `draws`,
-    `sampled`, `named_silos`, `least_updates`, `queues` and `carries`.
+    `sampled`, `named_silos` and `least_updates`.
     """
 
     section = "barrier"
@@ -40,19 +40,8 @@ class BarrierPolicy(Policy, Generic[S]):
         """Whether a commit may mix updates of different base versions, or hold a single update."""
         return True
 
-    rounds: ClassVar[bool] = False
-    """Whether all silos of a round are released together after all have arrived, as `Overlap` requires."""
-
     waits_for_all: ClassVar[bool] = False
     """Whether a round lasts as long as its slowest silo takes, unless a silo is late."""
-
-    queues: ClassVar[bool] = False
-    """Whether a silo may have an order queued behind its current order."""
-
-    @property
-    def carries(self) -> bool:
-        """Whether a silo begins a queued order with a share of its own last update on top of the model."""
-        return False
 
     @property
     def most_ahead(self) -> float | None:
@@ -119,12 +108,6 @@ class BarrierPolicy(Policy, Generic[S]):
 
 def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
     return {f"inner.{key}": number for key, number in inner.named_silos.items()}
-
-
-def check_outermost(inner: BarrierPolicy[Any], around: str) -> None:
-    """Raise `ValueError` if ``inner`` queues orders: the wrapper would count silos with a queued order as busy."""
-    if inner.queues:
-        raise ValueError(f"{around} around overlap would wait for silos that have sent; write overlap around {around}")
 
 
 Inner = Annotated[BarrierPolicy[Any], Chosen("barrier")]

@@ -16,7 +16,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.evaluation.version_scores import stated
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
-from fedsync.silo.protocol import COPY, STATE_FOLDER, Identity
+from fedsync.silo.protocol import ANSWER, COPY, STATE_FOLDER, Identity
 from fedsync.silo.room.process_start import keeper_of
 from fedsync.silo.run_text import RunText
 
@@ -136,11 +136,11 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
-    from fedsync.silo.session.order_results import LastOrders  # imports torch, which takes seconds
+    from fedsync.silo.session.order_results import LastOrder  # imports torch, which takes seconds
 
     with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
         path, newest, plan = kept_state(copies, spec, keeper.layout)
-        last = None if owner is None else LastOrders(path.parent).last
+        last = None if owner is None else LastOrder.load(path.parent / ANSWER)
         private = b"" if last is None else last.cursor.private
         for name in (MODEL, LAST):
             keeper.save_model(out / name, newest.model, private)

@@ -103,14 +103,9 @@ class TrainingProcess:
                 raise Diverged("task", "the training process sends values that are not finite", "Train slower")
         return Outcome(update, told.report, Cursor(told.epoch, told.position, told.state, parts[1].tobytes()))
 
-    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        return self._judge(model, cursor, split, "", gains=False, quiet=True)
-
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
-        found = self._judge(model, cursor, split, subject, gains=gains, quiet=False)
-        if found is None:
-            raise RunError("the training process sent no evaluation of a model")
-        return found
+        asked = messages.EvaluateGiven(replace(cursor, private=b""), split, subject, gains)
+        return self._ask(messages.ModelEvaluated, asked, (model, cursor.private))[0].found
 
     def where(self, thread: int) -> str:
         """Return the code line as `SiloTrainer.where`, but always of the process's main thread."""
@@ -129,12 +124,6 @@ class TrainingProcess:
 
     def end(self) -> None:
         self._started.end()
-
-    def _judge(
-        self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool, quiet: bool
-    ) -> Evaluation | None:
-        asked = messages.EvaluateGiven(replace(cursor, private=b""), split, subject, gains, quiet)
-        return self._ask(messages.ModelEvaluated, asked, (model, cursor.private))[0].found
 
     def _vector(self, parts: Sequence[Part]) -> Vector:
         if not parts or parts[0].nbytes != self.facts.layout.nbytes:

@@ -86,15 +86,14 @@ class TrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateGiven:
-    """Request to evaluate a model; if ``quiet``, a failure yields no result instead of an error. Parts: the model,
-    private parts. ``gains`` asks for the gains over the silo's own model.
+    """Request to evaluate a model. Parts: the model, private parts. ``gains`` asks for the gains over the silo's own
+    model.
     """
 
     cursor: Cursor
     split: Split
     subject: str
     gains: bool
-    quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +182,9 @@ class OrderDone:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvaluated:
-    """Evaluation of a model; None where the evaluation failed."""
+    """Evaluation of a model."""
 
-    found: Evaluation | None
+    found: Evaluation
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,9 @@ class _Work:
         match asked:
             case messages.TrainOrder():
                 self._train(asked, *parts)
-            case messages.EvaluateGiven(cursor, split, subject, gains, quiet):
+            case messages.EvaluateGiven(cursor, split, subject, gains):
                 model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
-                if quiet:
-                    found = self.trainer.try_evaluate(model, at, split)
-                else:
-                    found = self.trainer.judge(model, at, split, subject, gains=gains)
+                found = self.trainer.judge(model, at, split, subject, gains=gains)
                 self._channel.send(messages.ModelEvaluated(found))
             case messages.MakePrivate(settings):
                 self._channel.send(messages.MadePrivate(self.trainer.make_private(settings)))

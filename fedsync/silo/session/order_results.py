@@ -1,9 +1,8 @@
-"""Results of orders (training requests) on a silo's disk: the last answer, and where the next order starts.
+"""Result of a silo's last order (training request) on its disk: the answer, and where the next order starts.
 
 The answer and the next order's start position in the data are in one `VectorFile`. So after a crash the order is either
 done or it never happened. If it is done, a repeated request gets the answer without a second training. The update is
-sent from the file. If an order was queued behind another, the server may still request both answers: `LastOrders` then
-keeps both answers, in two files used in turn. An answer is overwritten only when the second order after it is done.
+sent from the file.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -25,39 +24,36 @@ from fedsync.common.files import DIGEST_BYTES, OWNER_FILE, digested, undigested,
 from fedsync.core.orders import Cursor, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.layout import Vector
-from fedsync.silo.protocol import ANSWERS, Completed
+from fedsync.silo.protocol import Completed
 
 logger = foreign.logger(__name__)
 
-_UPDATE = ""  # name of the update among a file's vectors
+_UPDATE, _OWED = "", "owed"  # names of a file's vectors
 
 
 @dataclass(frozen=True, slots=True)
 class LastOrder:
-    """Completed order with its answer; ``cursor`` and ``beside`` are the position and vectors for the next order. The
-    vectors are float32 [values] by name, and may include the update. ``number`` counts the silo's finished orders.
+    """Completed order with its answer. ``cursor`` is the position for the next order, and ``owed`` the rounding error
+    that the next update corrects, float32 [values]. ``number`` counts the silo's finished orders, from 1.
     """
 
     order: WorkOrder
     answer: Completed
     cursor: Cursor
-    beside: Mapping[str, Vector] = field(default_factory=dict)
+    owed: Vector | None = None
     number: int = 0
 
     def save(self, path: Path) -> Self:
         """Write the file durably, or raise `ConfigError`; return the order with its update as a map of the file."""
-        update = self.answer.update
-        apart = {name: each for name, each in self.beside.items() if not np.may_share_memory(each, update)}
         about = {
             "order": encode(self.order),
             "report": encode(self.answer.report),
             "cursor": encode(replace(self.cursor, private=b"")),
             "number": self.number,
-            "same": [name for name in self.beside if name not in apart],
         }
-        vectors = VectorFile(about, {**apart, _UPDATE: update}, self.cursor.private).save(path)
-        answer = replace(self.answer, update=vectors[_UPDATE])
-        return replace(self, answer=answer, beside=_beside(vectors, about["same"]))
+        owed = {} if self.owed is None else {_OWED: self.owed}
+        vectors = VectorFile(about, {**owed, _UPDATE: self.answer.update}, self.cursor.private).save(path)
+        return replace(self, answer=replace(self.answer, update=vectors[_UPDATE]), owed=vectors.get(_OWED))
 
     @classmethod
     def load(cls, path: Path) -> LastOrder | None:
@@ -67,49 +63,10 @@ class LastOrder:
         if found is None:
             logger.warning("%s is corrupt: this silo begins anew in its data", path)
             return None
-        about, beside = found.about, _beside(found.vectors, found.about["same"])
+        about, owed = found.about, found.vectors.get(_OWED)
         answer = Completed(decode(WorkReport, about["report"], own=True), found.vectors[_UPDATE])
         cursor = replace(decode(Cursor, about["cursor"], own=True), private=found.rest)
-        return cls(decode(WorkOrder, about["order"], own=True), answer, cursor, beside, about["number"])
-
-
-class LastOrders:
-    """Last order that a silo finished, and the order before it if the two were queued; empty without a folder."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._paths = () if folder is None else tuple(folder / name for name in ANSWERS)
-        found = [(path, last) for path in self._paths if (last := LastOrder.load(path)) is not None]
-        self._kept = sorted(found, key=lambda each: each[1].number)
-
-    @property
-    def kept(self) -> tuple[LastOrder, ...]:
-        return tuple(last for _, last in self._kept)
-
-    @property
-    def last(self) -> LastOrder | None:
-        return self._kept[-1][1] if self._kept else None
-
-    def add(self, order: LastOrder) -> LastOrder:
-        if not self._paths:
-            return order
-        place, other = self._paths
-        if self._kept and self._kept[-1][0] == other:
-            place, other = other, place
-        self._kept = self._kept[-1:]
-        last = self.last
-        one, following = None if last is None else last.order, order.order
-        if one is not None and (following.behind == one.update_id or one.behind == following.update_id):
-            place = other
-        else:
-            other.unlink(missing_ok=True)  # first, because two files mean that one order was queued behind the other
-        saved = replace(order, number=0 if last is None else last.number + 1).save(place)
-        self._kept = [*(each for each in self._kept if each[0] != place), (place, saved)]
-        return saved
-
-
-def _beside(vectors: Mapping[str, NDArray[Any]], same: list[str]) -> dict[str, Vector]:
-    beside = {name: each for name, each in vectors.items() if name != _UPDATE}
-    return {**beside, **dict.fromkeys(same, vectors[_UPDATE])}
+        return cls(decode(WorkOrder, about["order"], own=True), answer, cursor, owed, about["number"])
 
 
 _ALIGNED = 64  # bytes: the map of the first vector is an ordinary aligned array

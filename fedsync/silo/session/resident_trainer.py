@@ -246,7 +246,7 @@ def main(folder: Path) -> None:
     lock = FolderLock.take(folder)
     if lock is None:
         return
-    for name in (*protocol.ANSWERS, protocol.COPY):
+    for name in (protocol.ANSWER, protocol.COPY):
         remove_unfinished(folder, name)
     for left in folder.glob(f"{protocol.PASSING}*"):
         left.unlink(missing_ok=True)

@@ -1,21 +1,21 @@
 """Request handler of a silo's trainer process: answers the server's requests while training goes on.
 
-A `TrainerService` carries out orders in separate threads (`fedsync.silo.session.order_queue`). So each request gets an
-answer within the time limit that it names: the update if it is ready, else the progress. A repeated order is trained
-only once. An order has these states:
+A `TrainerService` carries out each order in a separate thread (`fedsync.silo.session.current_order`). So each request
+gets an answer within the time limit that it names: the update if it is ready, else the progress. A repeated order is
+trained only once. An order has these states:
 
-| state | `Train` of this order | `Collect` | `Train` of an order to be queued | `Train` of another order | goes to |
-|---|---|---|---|---|---|
-| unknown | begins it | `VersionMismatch`: send it again | begins it | begins it | in work, queued |
-| queued | waits, then `InProgress` | the same | refuses it | drops this order | in work |
-| in work | waits, then `InProgress` | the same; may halt it | queues it | halts this order | done, mismatched, failed |
-| done | `WorkReport` and the update | the same | begins it | begins it | unknown |
-| mismatched | begins it, with the new payload | `VersionMismatch` | begins it | begins it | in work, unknown |
-| failed | `Refused` | the same | begins it | begins it | unknown |
+| state | `Train` of this order | `Collect` | `Train` of another order | goes to |
+|---|---|---|---|---|
+| unknown | begins it | `VersionMismatch`: send it again | nothing | in work, waiting |
+| waiting | waits, then `InProgress` | the same | drops this order | in work, unknown |
+| in work | waits, then `InProgress` | the same; may halt it | halts this order | done, mismatched, failed, unknown |
+| done | `WorkReport` and the update | the same | forgets this order | unknown |
+| mismatched | begins it, with the new payload | `VersionMismatch` | forgets this order | in work, unknown |
+| failed | `Refused` | the same | forgets this order | unknown |
 
-*Mismatched*: the order's payload did not continue the silo's model version. A new service loads the last *done* order
-from disk (`fedsync.silo.session.order_results`), and the order before it if the two were queued. All other orders are
-unknown to it. A service has at most two orders, one queued behind the other; a third order makes the oldest unknown.
+*Waiting*: the order before it was halted, and its current step is not over. *Mismatched*: the order's payload did not
+continue the silo's model version. A service has one order at a time: another order makes it unknown. A new service
+loads the last *done* order from disk (`fedsync.silo.session.order_results`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from fedsync.silo.owner.approvals import check_approved
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Completed, Identity, Reply, Request
+from fedsync.silo.session.current_order import CurrentOrder, OrderJob
 from fedsync.silo.session.liveness import HangWatch
-from fedsync.silo.session.order_queue import OrderJob, OrderQueue
 from fedsync.silo.session.session import SiloSession
 
 logger = foreign.logger(__name__)
@@ -71,7 +71,7 @@ class TrainerService:
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True, confined=confined)
         self._session = session
         self.name, self.facts = session.name, session.facts
-        self._orders = OrderQueue(self._carry_out, session.done)
+        self._current = CurrentOrder(self._carry_out, session.last)
         self._evaluated: tuple[tuple[protocol.EvaluateModel, bytes], Evaluation | protocol.Attestation] | None = None
         self._mismatched: protocol.EvaluateModel | None = None
         # The session serves one order or evaluation at a time; progress requests do not take the lock.
@@ -87,7 +87,7 @@ class TrainerService:
 
     @property
     def busy(self) -> bool:
-        return self._orders.busy
+        return self._current.busy
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
         """Return text and payload (uint8) of the reply to a request; every error becomes a `Refused`."""
@@ -129,10 +129,10 @@ class TrainerService:
         def allow(again: bool) -> None:
             self._owner.begin(order, survey=self._surveys, versions=self._versions, counted=again)
 
-        return self._orders.enter(order, received, allow).reply(wait_s)
+        return self._current.enter(order, received, allow).reply(wait_s)
 
     def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:
-        job = self._orders.find(update_id)
+        job = self._current.find(update_id)
         if job is None:
             return VersionMismatch(self.holds), None
         if halt:
@@ -143,8 +143,8 @@ class TrainerService:
         self, received: Payload, request: protocol.EvaluateModel
     ) -> Evaluation | protocol.Attestation | VersionMismatch:
         what = request, digest(received, hashlib.blake2b)
-        # The payload continues the model version that the pending orders bring.
-        self._orders.wait()
+        # The payload continues the model version that the current order brings.
+        self._current.wait()
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
                 if request != self._mismatched:  # the same again, with another payload, was counted before
@@ -160,7 +160,7 @@ class TrainerService:
     def _carry_out(self, job: OrderJob, received: Payload) -> Completed:
         def found(error: Hanging) -> None:
             self._give_up()
-            self._orders.hang(job, error, self.holds)
+            self._current.hang(job, error, self.holds)
 
         what, steps, unwanted = f"order {job.order.update_id!r}", lambda: job.steps, lambda: job.given_up
         with self._training, HangWatch(what, steps, unwanted, found, self._session.where, waits=self._waits):

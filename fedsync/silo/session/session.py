@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -34,9 +34,9 @@ from fedsync.model.transfer import OtherVersion, Payload, Replica
 from fedsync.silo.owner.key_lookup import many_keys, own_ring
 from fedsync.silo.owner.lockout import Lockout
 from fedsync.silo.owner.owner_policy import OwnerPolicy
-from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Identity
+from fedsync.silo.protocol import ANSWER, Attestation, Completed, EvaluateModel, Identity
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.order_results import LastOrder, LastOrders
+from fedsync.silo.session.order_results import LastOrder
 from fedsync.silo.session.replica_factories import TrainerFailed, encrypted_replica, plain_replica
 from fedsync.silo.session.round_settings import check_settings
 from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts, Watch
@@ -50,8 +50,6 @@ logger = foreign.logger(__name__)
 
 _DIGEST_BYTES = 32
 _MOST_TOLD = 30_000  # characters of an emulated silo's reported table form
-
-OWED = "owed"  # vector beside a last order: the rounding error that the next update corrects
 
 
 class SiloSession:
@@ -108,10 +106,11 @@ class SiloSession:
         plan = spec.encryption_plan(self._trainer.facts.layout)
         noise = None if plan is None else plan.noise
         kept = None if virtual else folder
-        self._done, self.cursor = LastOrders(folder), Cursor()
-        done, guard = 0 if self._done.last is None else self._done.last.number + 1, None
+        self._file = None if folder is None else folder / ANSWER
+        self.last = None if self._file is None else LastOrder.load(self._file)
+        self.cursor, guard = Cursor(), None
         if private:
-            guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, done, seeded=virtual)
+            guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, self._finished, seeded=virtual)
         self._extensions: list[SessionExtension] = [] if guard is None else [guard]
         self.tally = None if guard is None else guard.tally
         trainer: Estimating = self._trainer
@@ -143,9 +142,9 @@ class SiloSession:
 
             self._extensions.append(StepControl(self.name, self.layout.size, self.replica, folder))
         self._throttle = spec.throttle(identity.index) if throttled else None
-        self._spec, self._folder, self._carries = spec, folder, False
-        if self._done.last is not None:
-            self._go_on(self._done.last)
+        self._spec, self._folder = spec, folder
+        if self.last is not None:
+            self._go_on(self.last)
 
     def _warn(self, held: int, spec: RunSpec) -> None:
         wanted = spec.local.batch_size
@@ -156,8 +155,8 @@ class SiloSession:
             )
 
     @property
-    def done(self) -> tuple[LastOrder, ...]:
-        return self._done.kept
+    def _finished(self) -> int:
+        return 0 if self.last is None else self.last.number
 
     @property
     def layout(self) -> Layout:
@@ -191,7 +190,6 @@ class SiloSession:
             SiloLocked: too many integrity checks failed.
             ProtocolError: the order or its payload is invalid.
         """
-        self._carry_over(order)
         for each in self._extensions:
             order = each.allow(order)
         if order.apart:
@@ -209,8 +207,6 @@ class SiloSession:
             self._owner.check_done(outcome.report.samples)
         for each in self._extensions:
             outcome = each.released(order, outcome)
-        kept = (each.beside(order, outcome.update) for each in self._extensions)  # of the update as all leave it
-        beside = {name: vector for vectors in kept for name, vector in vectors.items()}
         trained_s = perf_counter()
         # A scoring order changes nothing, not even statistics of the data such as a model's running means.
         change = np.zeros_like(outcome.update) if order.scores_only else outcome.update
@@ -221,32 +217,15 @@ class SiloSession:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
         following = outcome.cursor if order.subject is Subject.LAST else self.cursor
-        return self._over(order, Completed(report, update), following, beside)
-
-    def _carry_over(self, order: WorkOrder) -> None:
-        if (order.behind or order.carry) and not self._carries:
-            from fedsync.silo.session.local_carryover import LocalCarryover
-
-            as_it_is = not self.sealed and self._spec.wire.formats.up is FP32
-            self._extensions.append(LocalCarryover(self._folder, sent_as_it_is=as_it_is))
-            self._carries = True
+        return self._over(order, Completed(report, update), following)
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
-        """Train from the model, or from where an extension starts; the evaluation always uses the model itself."""
-        start, correction = model, None
+        correction = None
         for each in self._extensions:
             order = each.as_trained(order)
-            start = each.start(order, start)
             correction = each.correction(order) if correction is None else correction
-        run = partial(self._trainer.run, throttle=self._throttle, watch=self._patient(watch, order))
-        if start is model:
-            return run(order, model, cursor, correction=correction)
-        begin_s = perf_counter()
-        found = self._trainer.try_evaluate(model, cursor, order.split) if order.evaluate else None
-        cost_s = perf_counter() - begin_s
-        outcome = run(replace(order, evaluate=False), start, cursor, correction=correction)
-        overhead_s = {**outcome.report.overhead_s, "evaluate": outcome.report.overhead_s.get("evaluate", 0.0) + cost_s}
-        return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
+        patient = self._patient(watch, order)
+        return self._trainer.run(order, model, cursor, throttle=self._throttle, watch=patient, correction=correction)
 
     def _about(self, order: WorkOrder, base: Vector) -> tuple[Vector, Cursor]:
         if order.scores_only and order.split is Split.TEST and not self._trainer.facts.validates:
@@ -256,22 +235,17 @@ class SiloSession:
         best = self.replica.best_model if order.scores_only and order.subject is Subject.BEST else None
         return base if best is None else best, self.cursor
 
-    def _over(
-        self, order: WorkOrder, answer: Completed, cursor: Cursor, beside: Mapping[str, Vector] | None = None
-    ) -> Completed:
-        owed = self.replica.owed
-        kept = {**({} if owed is None else {OWED: owed}), **(beside or {})}
-        # Saved before anybody sees the answer: after a crash the order is done, or it never happened.
-        last = self._done.add(LastOrder(order, answer, cursor, kept))
+    def _over(self, order: WorkOrder, answer: Completed, cursor: Cursor) -> Completed:
+        last = LastOrder(order, answer, cursor, self.replica.owed, self._finished + 1)
+        if self._file is not None:
+            # Saved before anybody sees the answer: after a crash the order is done, or it never happened.
+            last = self.last = last.save(self._file)
         self._go_on(last)
         return last.answer
 
     def _go_on(self, last: LastOrder) -> None:
         self.cursor = last.cursor
-        self.replica.owe(last.beside.get(OWED))
-        self._carry_over(last.order)
-        for each in self._extensions:
-            each.done(last)
+        self.replica.owe(last.owed)
 
     @cached_property
     def _own(self) -> OwnOrders:

@@ -7,10 +7,8 @@ A session holds its run's extensions in a list and calls their hooks in the orde
 | first updates are estimated, to choose the range of encrypted values | `estimating` | replace the trainer |
 | an order arrived | `allow` | change it, or refuse it by an error |
 | the order's model is here | `begins` | record that training begins, or refuse the order by an error |
-| the trainer is about to run | `as_trained`, `start`, `correction` | change order, start model and gradients |
+| the trainer is about to run | `as_trained`, `correction` | change order and gradients |
 | the order was trained | `released` | change the outgoing result, or record it |
-| the answer is saved | `beside` | save vectors with it |
-| the answer is saved, or was loaded after a restart | `done` | continue from this answer |
 | the server asks for an evaluation | `judged` | evaluate in its place |
 
 See `fedsync.core.extension` for features that take part in the decisions of the server.
@@ -18,14 +16,13 @@ See `fedsync.core.extension` for features that take part in the decisions of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.model.layout import Vector
 
 if TYPE_CHECKING:
-    from fedsync.silo.session.order_results import LastOrder
     from fedsync.train.silo_trainer import Estimating, Outcome
 
 Judge = Callable[[bool], Evaluation]
@@ -46,22 +43,12 @@ class SessionExtension:
     def as_trained(self, order: WorkOrder) -> WorkOrder:
         return order
 
-    def start(self, order: WorkOrder, model: Vector) -> Vector:
-        """Return the start of training, float32 [values]; the order's evaluation uses its model all the same."""
-        return model
-
     def correction(self, order: WorkOrder) -> Vector | None:
         """Return a term for the gradients of an order, float32 [values]; the first that is not None counts."""
         return None
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         return outcome
-
-    def beside(self, order: WorkOrder, update: Vector) -> Mapping[str, Vector]:
-        """Return vectors to save with the answer, float32 [values] by name; called before the update is sent."""
-        return {}
-
-    def done(self, last: LastOrder) -> None: ...
 
     def judged(self, judge: Judge, what: str) -> Evaluation | None:
         """Return the answer to a request for an evaluation of ``what``; None leaves it to the session."""

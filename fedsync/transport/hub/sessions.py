@@ -36,7 +36,7 @@ AWAY_S = 40.0  # time without a held request after which a silo is away; longer 
 
 _NUMBERS = 2**30  # question numbers of each process of the server; more than the questions of any run
 
-MOST_QUEUED = 16  # unanswered questions of a silo: an order, a queued order, and questions meanwhile
+MOST_QUEUED = 16  # unanswered questions of a silo: an order, and questions meanwhile
 
 
 @dataclass(frozen=True, slots=True)

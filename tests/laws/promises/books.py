@@ -36,10 +36,8 @@ def busy_and_waiting_seconds_are_all_seconds(run: Run) -> int:
     assert ledger.seconds == pytest.approx(max(outcome.closing_s - first_s, 0.0), rel=1e-9, abs=1e-9)
     busy: dict[str, float] = defaultdict(float)
     for job in outcome.jobs.values():
-        begin_s, end_s = job.begin_s, outcome.closing_s if job.end_s is None else job.end_s
-        if job.after is not None:  # until then the silo was busy with that one
-            begin_s = max(begin_s, outcome.closing_s if job.after.end_s is None else job.after.end_s)
-        busy[job.silo] += max(min(outcome.closing_s, end_s) - begin_s, 0.0)
+        end_s = outcome.closing_s if job.end_s is None else job.end_s
+        busy[job.silo] += max(min(outcome.closing_s, end_s) - job.begin_s, 0.0)
     rows = ledger.summary()["silos"]
     for row in rows:
         busy_s = busy[row["name"]]

@@ -34,11 +34,11 @@ def what_the_barrier_says_is_done(run: Run) -> int:
         assert sum(v.rollback for v in verdicts) == sum(isinstance(action, Rollback) for action in actions)
         assert sum(v.savepoint for v in verdicts) == sum(isinstance(action, Savepoint) for action in actions)
         orders = [(action.silo, action.order) for action in actions if isinstance(action, Dispatch)]
-        chosen = [name for v in verdicts for name in (*v.release, *v.queue)]
+        chosen = [name for v in verdicts for name in v.release]
         assert [name for name, _ in orders] == chosen, "who is released gets work"
         given = iter(orders)
         for verdict, decision in zip(verdicts, decisions, strict=True):
-            for name in (*verdict.release, *verdict.queue):
+            for name in verdict.release:
                 order = next(given)[1]
                 assert (order.budget_s, order.overrun) == (verdict.budget_s.get(name), verdict.overrun)
                 assert decision.work is not None

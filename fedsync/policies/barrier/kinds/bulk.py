@@ -26,7 +26,6 @@ class Bsp(BarrierPolicy[None]):
     before the round ends. A silo that fails three times in a row is set aside, and the round does not wait for it."""
 
     lockstep = True
-    rounds = True
     waits_for_all = True
     most_ahead = 0
     mixes_rounds = False
@@ -81,7 +80,6 @@ class Absp(BarrierPolicy[AbspState]):
     report_s: Positive = 1.0
     """Seconds between two progress requests to the busy silos [s]."""
 
-    rounds = True
     most_ahead = 0
     unequal_steps = True
     mixes_rounds = False

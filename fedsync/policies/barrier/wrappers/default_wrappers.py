@@ -133,5 +133,5 @@ class OpenableSums:
             # No other silo can send, since every present silo has sent: commit all pending updates.
             return inner, replace(verdict, commit=tuple(view.pending))
         reason = f"a sum needs the updates of {self.least} silos, {len(committed)} are in"
-        held = replace(verdict, rollback=False, commit=(), savepoint=False, release=missing, queue=(), reason=reason)
+        held = replace(verdict, rollback=False, commit=(), savepoint=False, release=missing, reason=reason)
         return state, held

@@ -24,7 +24,7 @@ from typing import Any
 
 from fedsync.common.rng import Stream, derive_seed, part_of
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.barrier_base import BarrierPolicy, Inner, check_outermost, within
+from fedsync.policies.barrier.barrier_base import BarrierPolicy, Inner, within
 from fedsync.policies.schema import PositiveInt, Share, register
 
 
@@ -47,9 +47,6 @@ class Fraction(BarrierPolicy[Any]):
 
     least: PositiveInt = 1
     """Fewest silos that take part in a round; all silos if fewer are present."""
-
-    def __post_init__(self) -> None:
-        check_outermost(self.inner, self.kind)
 
     @property
     def innermost(self) -> BarrierPolicy[Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.barrier_base import BarrierPolicy, Inner, check_outermost, within
+from fedsync.policies.barrier.barrier_base import BarrierPolicy, Inner, within
 from fedsync.policies.schema import Choice, NonNegative, Positive, PositiveInt, Share, register
 
 S = TypeVar("S")
@@ -46,7 +46,6 @@ class Wrapper(BarrierPolicy[S]):
 
     def __post_init__(self) -> None:
         inner = self.inner
-        check_outermost(inner, self.kind)
         if self.late is LateRule.NEXT and isinstance(inner, Wrapper) and inner.late is LateRule.DROP:
             raise ValueError(
                 f"late 'next' of {self.kind} would commit what {inner.kind} inside it drops; "

@@ -19,8 +19,6 @@ SPEEDS = [256.0, 128.0, 64.0]
 class Counting:
     """Counts, in its state, how often it was asked, and says what it saw."""
 
-    queues = False
-
     def init(self) -> int:
         return 0
 

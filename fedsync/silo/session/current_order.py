@@ -1,14 +1,13 @@
-"""Queue of a trainer's orders (training requests): one running, at most one queued, and finished orders with results.
+"""Current order (training request) of a trainer: running, finished with its result, or about to begin.
 
-An order names the order that it is queued behind (`WorkOrder.behind`). So each order shows that the server expects two
-orders: this order and the order before it. The queue keeps these two orders, whichever arrives first. It ends all other
-orders, which the server no longer expects. The first order to arrive starts first: the other order may have been lost.
+A new order supersedes the order before it, whose result the server no longer expects: the older order ends after its
+current step, and the new order begins then.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import WorkOrder, WorkReport
@@ -18,7 +17,7 @@ from fedsync.silo.session.order_results import LastOrder
 
 
 class OrderJob:
-    """One order: queued behind ``before``, running, or finished. Its thread writes it; request threads read it."""
+    """One order, which begins when ``before`` is over. Its thread writes it; request threads read it."""
 
     def __init__(self, order: WorkOrder, before: OrderJob | None = None) -> None:
         self.order = order
@@ -70,61 +69,53 @@ class OrderJob:
         return self.outcome, None
 
 
-class OrderQueue:
-    """Queue that trains orders one after the other, each in its own thread; ``done`` has the newest order last."""
+class CurrentOrder:
+    """Newest order of a trainer, and its thread; initially the order that was ``done`` last, if any."""
 
-    def __init__(self, train: Callable[[OrderJob, Payload], Completed], done: Iterable[LastOrder]) -> None:
+    def __init__(self, train: Callable[[OrderJob, Payload], Completed], done: LastOrder | None) -> None:
         self._train = train
-        self._jobs = [OrderJob.of(last) for last in done]
+        self._job = None if done is None else OrderJob.of(done)
         self._entrance = threading.Lock()
 
     @property
     def busy(self) -> bool:
-        return any(not job.over.is_set() for job in self._jobs)
+        job = self._job
+        return job is not None and not job.over.is_set()
 
     def find(self, update_id: str) -> OrderJob | None:
-        return next((job for job in self._jobs if job.order.update_id == update_id), None)
+        job = self._job
+        return job if job is not None and job.order.update_id == update_id else None
 
     def wait(self) -> None:
-        for job in self._jobs:
+        job = self._job
+        if job is not None:
             job.over.wait()
 
     def hang(self, job: OrderJob, error: Exception, holds: int) -> None:
-        """End a hanging job with an error for its clients. The server repeats the queued orders, which never began."""
+        """End a hanging job with an error for its clients. The server repeats an order that waits for its end."""
         with self._entrance:
             job.end(error=error)
-            for other in self._jobs:
-                other.end(VersionMismatch(holds))
+            if self._job is not None:
+                self._job.end(VersionMismatch(holds))
 
     def enter(self, order: WorkOrder, received: Payload, accept: Callable[[bool], None]) -> OrderJob:
-        """Begin or queue an order, unless the queue already has it; a refused order begins again.
+        """Begin an order, unless it is the current order; a refused order begins again. End the order before it.
 
         An order with a known id but other content counts as new: a restored server may reuse an id. ``accept`` raises
         if the silo's owner does not allow the order; its argument says whether the order was accepted before, and
-        refused for its payload. `ProtocolError` if the silo would have three orders.
+        refused for its payload.
         """
         with self._entrance:
-            known = self.find(order.update_id)
-            again = known is not None and known.order == order
-            if known is not None and again and not known.refused:
-                return known
-            kept = self._beside(order)
+            before = self._job
+            again = before is not None and before.order == order
+            if before is not None and again and not before.refused:
+                return before
             accept(again)
-            for other in self._jobs:
-                if other not in kept:
-                    other.give_up()
-            job = OrderJob(order, self._jobs[-1] if self._jobs else None)
-            self._jobs = [*kept, job]
+            if before is not None:
+                before.give_up()
+            job = self._job = OrderJob(order, before)
             threading.Thread(target=self._work, args=(job, received), daemon=True).start()
             return job
-
-    def _beside(self, order: WorkOrder) -> list[OrderJob]:
-        others = [job for job in self._jobs if job.order.update_id != order.update_id]
-        kept = [job for job in others if order.update_id == job.order.behind or job.order.update_id == order.behind]
-        rivals = [job for job in others if order.behind and job.order.behind == order.behind and not job.over.is_set()]
-        if len(kept) > 1 or rivals:
-            raise ProtocolError(SERVER, "order", f"{order.update_id!r} would be the third that this silo has")
-        return kept
 
     def _work(self, job: OrderJob, received: Payload) -> None:
         try:
