@@ -8,7 +8,7 @@ from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
     "fedsync": Size(lines=56292, code=32943, docstrings=8008, largest_folder=19, names_twice=0),
-    "fedsync/extras": Size(lines=11788, code=6740, docstrings=1775, largest_folder=11, names_twice=0),
+    "fedsync/extras": Size(lines=11811, code=6758, docstrings=1778, largest_folder=11, names_twice=0),
     "tests": Size(lines=74993, code=49832, docstrings=3224, largest_folder=40, names_twice=34),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
