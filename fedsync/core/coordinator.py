@@ -269,7 +269,7 @@ class Coordinator:
 
     def _advance(self, now_s: float, actions: list[Action]) -> str:
         state = self._state
-        state.judge(self._policies, state.scores.settle())
+        state.judge(self._policies, state.scores.settle(), actions)
         if state.begun_s is not None:
             self._set_alarm(state.begun_s, actions, len(actions))
         reason = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsync.common.errors import PolicyError
 from fedsync.common.rng import Stream, derive_seed, draw, part_of
-from fedsync.core.actions import Action, Commit, WakeAt
+from fedsync.core.actions import Action, Commit, Note, WakeAt
 from fedsync.core.extension import Extension, Extensions
 from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, Subject, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
@@ -186,18 +186,20 @@ class CoordinatorState:
         for figures in self.claims.hear(name, claims, len(self.silos), self.version, actions):
             judged = figures.score if figures.split is Split.VALIDATION else None
             if judged is not None and self.scores.attest(judged):
-                self.judge(policies, [Settled(judged, {})])
+                self.judge(policies, [Settled(judged, {})], actions)
             if figures.best is not None and figures.version > newest:
                 # Silos choose the best version: the server may have a score of a version whose model they lack.
                 best = self.leaders.best.told(policies.selection, figures.best)
                 self.leaders = replace(self.leaders, best=best)
 
-    def judge(self, policies: Policies, settled: Iterable[Settled]) -> None:
-        stop = policies.stop
+    def judge(self, policies: Policies, settled: Iterable[Settled], actions: list[Action]) -> None:
+        stop, known = policies.stop, self.best.problem
         rules = policies.selection, None if stop.target is None else stop.target.rule, stop.steady
         for each in settled:
             if each.counts:
                 self.leaders = self.leaders.after(rules, each.score, each.found, policies.metrics)
+        if self.best.problem != known:
+            actions.append(Note(self.best.problem))
 
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True

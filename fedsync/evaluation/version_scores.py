@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
 import numpy as np
 
+from fedsync.common.errors import UserCodeError
 from fedsync.core.orders import Evaluation, Score
 from fedsync.evaluation.metrics.metric_types import AnyMetric, ExactSum, Statistic, SumsPool, number, statistics_of
 
@@ -186,7 +187,10 @@ Judge = Callable[[Numbers, Mapping[str, Numbers]], float]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Rule that rates a version by one number: the pooled metric, the worst silo's, or the result of a user's rule."""
+    """Rule that rates a version by one number: the pooled metric, the worst silo's, or the result of a user's rule.
+
+    ``metric`` is the metric's name, or the name of the user's rule.
+    """
 
     metric: str = "accuracy"
     higher: bool = True
@@ -194,7 +198,8 @@ class Selection:
 
     def value(self, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]) -> float | None:
         """Return the finite rating; None if the metric is not reported or could not be computed. ``found`` holds the
-        pooled evaluations by silo; it is empty if the figures of single silos are sealed.
+        pooled evaluations by silo; it is empty if the figures of single silos are sealed. Raises `UserCodeError` if a
+        user's rule fails.
         """
         if self.by == "pooled":
             value = self._of(score.numbers)
@@ -204,7 +209,13 @@ class Selection:
             told = [each for each in values if each is not None]
             value = (min if self.higher else max)(told) if told else None
         else:
-            value = float(self.by(score.numbers, {name: numbers_of(each, metrics) for name, each in found.items()}))
+            silos = {name: numbers_of(each, metrics) for name, each in found.items()}
+            try:
+                value = float(self.by(score.numbers, silos))
+            except Exception as error:  # whatever a user's rule raises
+                problem = f"{self.metric} does not rate version {score.version}: {type(error).__name__}: {error}"
+                remedy = "Correct the function; a metric that cannot be computed is absent from its arguments"
+                raise UserCodeError(f"evaluation.best.by: {problem}. {remedy}") from error
         return value if value is not None and isfinite(value) else None
 
     def _of(self, numbers: Numbers) -> float | None:
@@ -234,11 +245,13 @@ def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
 class Leader:
     """Best version by one rule: its score (None before the first), its rating, and the versions judged since then. A
     version is judged once, when its score settles, by the silos' validation splits. The first of equal versions stays.
+    ``problem`` is the first failure of a user's rule; a version for which the rule fails is not judged.
     """
 
     score: Score | None = None
     value: float = 0.0
     since: int = 0
+    problem: str = ""
 
     @property
     def version(self) -> int:
@@ -247,12 +260,15 @@ class Leader:
     def after(
         self, rule: Selection, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]
     ) -> Leader:
-        value = rule.value(score, found, metrics)
+        try:
+            value = rule.value(score, found, metrics)
+        except UserCodeError as error:
+            return replace(self, problem=self.problem or str(error))
         if value is None:
             return self
         if self.score is None or (value > self.value if rule.higher else value < self.value):
-            return Leader(score, value)
-        return Leader(self.score, self.value, self.since + 1)
+            return replace(self, score=score, value=value, since=0)
+        return replace(self, since=self.since + 1)
 
     def told(self, rule: Selection, best: Score) -> Leader:
         """Return the version ``best`` that silos keep: under sealed figures they decide themselves, by ``rule``."""

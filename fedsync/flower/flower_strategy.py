@@ -41,7 +41,7 @@ from fedsync.model.tensor_parts import CommonForm, PartsError
 from fedsync.model.transfer import DurableAggregator
 from fedsync.observe.quality.kept_models import KeptModels
 from fedsync.observe.quality.survey_report import FOLDER as SURVEY
-from fedsync.observe.quality.survey_report import after_survey
+from fedsync.observe.quality.survey_report import after_survey, write_statistics
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.rounds.settings_by_round import Called, Scalar
@@ -316,6 +316,8 @@ class FedSync(Shipped):
         metrics.fill(result)
         if final is None:
             logger.info("the final model is at the silos; the server never had it")
+        else:
+            write_statistics(config.task, layout, final.vector, self.out)
         return result, final, begin.origin, aggregator
 
     def summary(self) -> None:

@@ -63,7 +63,7 @@ FOLDER = CHECKPOINTS
 _MOST_NAME = 40
 KEPT = 3
 
-FORMAT = 24
+FORMAT = 25
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
 _SUFFIX, _TORN = ".ckpt", ".torn"

@@ -21,7 +21,7 @@ from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.tensor_parts import CommonForm
 from fedsync.model.transfer import Aggregator, Replica
 from fedsync.observe.quality.kept_models import KeptModels
-from fedsync.observe.quality.survey_report import FOLDER, after_survey
+from fedsync.observe.quality.survey_report import FOLDER, after_survey, write_statistics
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.silo.owner.privacy_ledger import spent_by
@@ -55,7 +55,9 @@ def run_virtual(
     with claimed(out) as folder:
         builder = RunBuilder(measuring(config), cluster, folder, "virtual", target_accuracy, listeners)
         spec = _surveyed(config, cluster, builder.spec(), folder, keys, rings)
-        return _drive(builder, spec, keys, rings, poll_s).summary
+        done = _drive(builder, spec, keys, rings, poll_s)
+        write_statistics(config.task, done.layout, done.model, folder)
+        return done.summary
 
 
 def surveyed_again(config: StrategyConfig, cluster: ClusterConfig, spec: RunSpec) -> RunSpec:
@@ -86,6 +88,7 @@ def _surveyed(
 class _Done:
     layout: Layout
     aggregator: Aggregator
+    model: Vector
     summary: dict[str, Any]
 
 
@@ -122,7 +125,7 @@ def _drive(
         finally:  # the summary is small enough to write even if the disk has no space for a model
             summary = recorder.finish(models.digests, spent_by(each.tally for each in workers.values()))
     recorder.check_silos()
-    return _Done(first.layout, aggregator, summary)
+    return _Done(first.layout, aggregator, last, summary)
 
 
 def _sessions(

@@ -123,7 +123,7 @@ class CsvTask(Task):
 
     def data(self, slot: SiloSlot) -> SiloData:
         """Features, float32 [n, width], and labels, int64 [n], of the silo's file."""
-        rows = self._rows(slot)
+        rows = self._trained(slot)
         if self._scales is not None:
             for column in rows.columns:
                 if column.kind == "number" and column.name not in self._scales:
@@ -157,12 +157,19 @@ class CsvTask(Task):
         return self._read[1] if self._read is not None and self._read[0] == slot else self._rows(slot).form
 
     def columns(self, slot: SiloSlot) -> Columns:
-        rows = self._rows(slot)
+        rows = self._trained(slot)
         train = rows.train
         numbers = {one.name: one.values[train] for one in rows.columns if one.kind == "number"}
         texts = {one.name: int((~np.isnan(one.values[train])).sum()) for one in rows.columns if one.kind != "number"}
         classes = np.bincount(rows.labels[train], minlength=self._classes).tolist()
         return Columns(rows.table.file, classes, numbers, texts, [one.name for one in rows.columns])
+
+    def _trained(self, slot: SiloSlot) -> TableRows:
+        rows = self._rows(slot)
+        if not len(rows.train):
+            problem = f"silo {slot.name!r} holds no training rows in {rows.table.file}"
+            raise ConfigError("task", problem, "Give it data, lower task.test_share, or leave it out")
+        return rows
 
     def _outputs(self) -> int:
         return self._classes
@@ -196,7 +203,7 @@ class CsvTask(Task):
                 table, columns, form, labels, *by_number(len(labels), self._test_share, self._validation, slot)
             )
         rest, test = stratified(labels, self._test_share, slot.seed, slot.name)
-        train, validation = held_out(labels[rest], self._validation, slot)
+        train, validation = held_out(labels[rest], self._validation if len(rest) else None, slot)
         held = None if validation is None else rest[validation]
         return TableRows(table, columns, form, labels, rest[train], test, held)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, KeepBest
+from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, KeepBest, Note
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, OperatorAsked, SiloLost
 from fedsync.core.journal import JournalEntry
@@ -72,6 +72,22 @@ def test_the_best_is_kept_before_the_next_version_is_made() -> None:
     entry = finish(coordinator, entry, 2.0, 0.4)
     assert not of_type(entry, KeepBest)
     assert finish(coordinator, entry, 3.0, 0.6).actions[0] == KeepBest(Score(2, 0.6, 2.0), 0.6)
+
+
+def test_a_rule_that_fails_rates_no_version_and_one_note_names_it() -> None:
+    def rule(pooled: Numbers, silos: Mapping[str, Numbers]) -> float:
+        return pooled["accuracy"] if pooled["accuracy"] > 0.5 else silos["a"]["auroc"]
+
+    made = policies(selection=Selection("mine:rule", by=rule), stop=StopRules(rounds=4))
+    coordinator, entries = Coordinator(made), list[JournalEntry]()
+    entry = coordinator.handle(joined("a", "b"), 0.0)
+    for at_s, accuracy in enumerate([0.4, 0.6, 0.5, 0.7], start=1):
+        entry = finish(coordinator, entry, at_s, accuracy)
+        entries.append(entry)
+    (note,) = [note for each in entries for note in of_type(each, Note)]
+    assert note.text.startswith("evaluation.best.by: mine:rule does not rate version 0: KeyError: 'auroc'. Correct")
+    kept = [each.score.version for entry in entries for each in of_type(entry, KeepBest)]
+    assert kept == [1, 3] and of_type(entries[0], Note) == [note]
 
 
 def test_the_best_is_kept_before_the_order_that_began_with_it_is_given_up() -> None:

@@ -15,10 +15,15 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.evaluation.survey.findings import ColumnScale
 from fedsync.extras.surveys.survey_trainer import SurveyTrainer
+from fedsync.extras.watch.watch_commands import statistics
+from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.layout import Vector
+from fedsync.silo.owner.model_export import export_model
 from fedsync.simulation.run import run_virtual
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
+from tests.flower.cut_off_runs import TIMING, with_keys
+from tests.flower.grid import DirectGrid, keep_state, silos_in_this_process
 
 NAMES = ("a", "b", "c")
 CIPHERS = [
@@ -133,6 +138,44 @@ def test_what_people_see_of_it(tmp_path: Path) -> None:
     shown = [count if count == 0 or count >= 5 else "<5" for count in counts]
     assert all(one is None or one == count for one, count in zip(age["counts"], shown, strict=True))
     assert age["mean"] == pytest.approx(pooled["age"].mean(), rel=5e-4)
+
+
+WIDE = ["{kind: plain}", "{kind: bfv, members: 2}"]
+
+
+def alone(files: list[str], cipher: str) -> StrategyConfig:
+    """A survey without training."""
+    task = {"kind": "survey", "of": {"kind": "csv", "files": files, "target": "sick", "statistics": {"bins": 4}}}
+    changes = ["aggregation={kind: fedavg, weight: silo}", "evaluation={metrics: []}", f"task={json.dumps(task)}"]
+    return StrategyConfig.load("bsp", ["stop.rounds=2", "local.steps=1", f"cipher={cipher}", *changes])
+
+
+@pytest.mark.slow
+def test_a_survey_without_training_has_the_statistics_of_one_before_a_training(tmp_path: Path) -> None:
+    files, found = tables(tmp_path), []
+    run_virtual(config(files, statistics={"bins": 4}), cluster(), tmp_path / "run")
+    for number, cipher in enumerate(WIDE):
+        run_virtual(alone(files, cipher), cluster(), tmp_path / str(number))
+        found.append((tmp_path / str(number) / "statistics.json").read_text())
+    assert set(found) == {(tmp_path / "run" / "statistics.json").read_text()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cipher", WIDE)
+def test_the_statistics_of_an_encrypted_survey_without_training_are_at_the_silos(
+    cipher: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, home, run = alone(tables(tmp_path), cipher), tmp_path_factory.mktemp("e"), tmp_path / "run"
+    keys = with_keys(made, tmp_path / "keys", monkeypatch, cluster())
+    with silos_in_this_process():
+        keep_state(monkeypatch, lambda identity: home / "state" / f"{identity.index}")
+        FedSync(made, cluster(), out=run, timing=TIMING, keys=keys).start(DirectGrid(3))
+    if keys is not None:
+        with pytest.raises(ConfigError, match="the folder that `fedsync silo export` wrote"):
+            statistics(run)
+        export_model(home / "state", run)
+    statistics(run)
+    assert json.loads((run / "statistics.json").read_text())["silos"] == 3
 
 
 @pytest.mark.slow

@@ -36,6 +36,16 @@ def test_shapes_and_shares(tmp_path: Path) -> None:
     assert task.model().weight.shape == (2, 9)
 
 
+@pytest.mark.parametrize("options", [{}, {"validation": 0.5}, {"by_row": True}])
+def test_a_silo_without_training_rows_is_told_so(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Whatever reads its training rows; a survival analysis counts test rows, too."""
+    task = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", test_share=0.999, **options)
+    for read in (task.data, task.columns):
+        with pytest.raises(ConfigError, match=r"silo 'a' holds no training rows in .*\. .* lower task\.test_share"):
+            read(SiloSlot("a", 0, 1, 7))
+    assert task.table(SiloSlot("a", 0, 1, 7))
+
+
 def test_an_mlp_has_a_hidden_layer(tmp_path: Path) -> None:
     task = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", model="mlp", hidden=5)
     with pytest.raises(ConfigError, match=r"task\.files: .*no table was read here\. Ask a silo"):

@@ -45,7 +45,7 @@ class BestConfig(Section):
         higher = is_higher(self.metric, metrics, "evaluation.best.metric")
         if self.by in ("pooled", "worst"):
             return Selection(self.metric, higher, self.by)  # type: ignore[arg-type]
-        return Selection("", higher=True, by=function_of(self.by, "evaluation.best.by"))
+        return Selection(self.by, higher=True, by=function_of(self.by, "evaluation.best.by"))
 
 
 class TargetConfig(Section):

@@ -102,7 +102,7 @@ class Wanted:
 
     def metrics(self, own: Callable[[], Iterable[AnyMetric]]) -> tuple[AnyMetric, ...]:
         """Return the metrics; ``own`` is called only if a name is not shipped. Raise ConfigError for unknown names."""
-        others = {} if set(self.names) <= set(NAMES) else {metric.name: metric for metric in own()}
+        others = {} if set(self.names) <= set(NAMES) else {metric.name: metric for metric in _named_apart(own())}
         unknown = [name for name in self.names if name not in (*NAMES, *others)]
         if unknown:
             remedy = f"There are {', '.join((*NAMES, *others))}; those of Task.metrics() are a task's own"
@@ -116,7 +116,7 @@ class Wanted:
         """
         if not isinstance(metrics, Iterable):
             raise ConfigError("task, metrics()", f"it returned {metrics!r}", "Return a tuple of metrics")
-        metrics = tuple(metrics)
+        metrics = _named_apart(metrics)
         statistics_of(metrics)
         told = {each.classes for each in (metric.statistic for metric in metrics) if hasattr(each, "classes")}
         wanted = cls(tuple(metric.name for metric in metrics), max(told, default=None))
@@ -130,6 +130,18 @@ class Wanted:
 
 
 NOTHING = Wanted()
+
+
+def _named_apart(metrics: Iterable[AnyMetric]) -> tuple[AnyMetric, ...]:
+    """Return a task's metrics; raise `ConfigError` if one has the name of the loss, or an own one that of a shipped."""
+    metrics = tuple(metrics)
+    for metric in metrics:
+        name = getattr(metric, "name", "")
+        if name == "loss" or (isinstance(metric, OwnMetric) and name in NAMES):
+            taken = "the loss" if name == "loss" else "a shipped metric"
+            problem = f"the task's own metric {name} has the name of {taken}"
+            raise ConfigError("task, metrics()", problem, "Give it another name")
+    return metrics
 
 
 def classification(classes: int) -> tuple[AnyMetric, ...]:

@@ -55,15 +55,20 @@ def _tables(found: dict[str, Any]) -> list[Table]:
         table = new_table("Log-rank test of the groups", "chi-squared", "degrees", "p")
         table.add_row(f"{test['statistic']:.4f}", str(test["degrees"]), f"{test['p']:.3g}")
         tables.append(table)
+    elif "no_log_rank" in found:
+        tables.append(table := new_table("Log-rank test of the groups", "none, because"))
+        table.add_row(found["no_log_rank"])
     if "cox" in found:
         cox = found["cox"]
         state = "" if cox["converged"] else "; not converged: raise survival.steps"
+        if apart := ", ".join(cox["separated"]):
+            state = f"; not converged: {apart} (nearly) separates events from others. Leave it out"
         counted = "" if cox["persons"] is None else f", {cox['persons']} persons, {cox['events']} events"
         title = f"Cox regression{counted}{state}"
         table = new_table(title, "covariate", "coefficient", "error", "hazard ratio", "95 % interval", "p")
         for each in cox["covariates"]:
             names = ("coefficient", "error", "ratio", "low", "high", "p")
             *numbers, low, high, p = ("-" if each[name] is None else f"{each[name]:.4g}" for name in names)
-            table.add_row(each["covariate"], *numbers, f"{low} .. {high}", p)
+            table.add_row(each["covariate"], *numbers, f"{low} .. {high}" if cox["converged"] else "-", p)
         tables.append(table)
     return tables

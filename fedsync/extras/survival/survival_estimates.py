@@ -38,6 +38,8 @@ from fedsync.extras.survival.survival_sums import (
 
 _Z = NormalDist().inv_cdf(0.975)
 _CONVERGED = 1e-6
+_SEPARATED = 1.3
+"""Least growth of a standard error in each of two steps that shows a coefficient without bound; it tends to 1.65."""
 _SINGULAR = 1e-9
 """Smallest eigenvalue of the information's correlations up to which only rounding tells covariates apart."""
 
@@ -65,7 +67,8 @@ class LogRank:
 class CoxFit:
     """Cox model: coefficients and their standard errors, float64 [covariates], in the units of the columns.
 
-    ``likelihood`` is the logarithm of the partial likelihood before the last of the ``steps``.
+    ``likelihood`` is the logarithm of the partial likelihood before the last of the ``steps``. Without convergence,
+    ``separated`` tells for which covariates the likelihood grows with the coefficient without bound.
     """
 
     coefficients: Floats
@@ -73,6 +76,7 @@ class CoxFit:
     likelihood: float
     steps: int
     converged: bool
+    separated: tuple[bool, ...] = ()
 
 
 def kaplan_meier(counts: Counts) -> SurvivalCurve:
@@ -118,6 +122,7 @@ def cox_fit(form: SurvivalForm, sums: SurvivalSums) -> CoxFit:
     beta = kept = np.zeros(len(form.covariates))
     best, change = -np.inf, np.inf
     errors, used = np.full(len(beta), np.nan), 0
+    grown = np.zeros(len(beta), dtype=np.int64)
     if sums.steps:
         cells = cells_of_sums(sums.complete, form.least)
         first = _events_of(cells[0], sums)
@@ -130,10 +135,13 @@ def cox_fit(form: SurvivalForm, sums: SurvivalSums) -> CoxFit:
             beta = (beta + kept) / 2
             continue
         best, kept = value, beta
-        move, errors = _step(gradient, information)
+        before, (move, errors) = errors, _step(gradient, information)
+        grown = np.where(errors > _SEPARATED * before, grown + 1, 0)  # as if the best coefficient were infinite
         beta, change = beta + move, float(np.abs(move).max())
     scale = sums.scales[:, 1]
-    return CoxFit(beta / scale, errors / scale, best, used, change < _CONVERGED)
+    converged = change < _CONVERGED
+    separated = tuple((grown >= 2).tolist()) if not converged else ()
+    return CoxFit(beta / scale, errors / scale, best, used, converged, separated)
 
 
 def _step(gradient: Floats, information: Floats) -> tuple[Floats, Floats]:
@@ -206,8 +214,10 @@ def told(form: SurvivalForm, sums: SurvivalSums) -> dict[str, Any]:
     at = _far_apart(sums.counts, form.least)
     curves = [{"group": name, **_lines(form, counts, at)} for name, counts in shown.items()]
     document: dict[str, Any] = {"silos": sums.silos, "least": form.least, "curves": curves}
-    if form.groups and all(counts.sum() >= form.least for counts in sums.counts):
-        test = log_rank(sums.counts)
+    if form.groups and (why := _incomparable(form, sums.counts)):
+        document["no_log_rank"] = why
+    elif form.groups:
+        test = log_rank(sums.counts[sums.counts.any(axis=(1, 2))])
         document["log_rank"] = {"statistic": _short(test.statistic), "degrees": test.degrees, "p": _short(test.p)}
     if sums.steps:
         fit = cox_fit(form, sums)
@@ -220,10 +230,20 @@ def told(form: SurvivalForm, sums: SurvivalSums) -> dict[str, Any]:
             "events": None if implied else _count(int(sums.complete[:, 0].sum()), form.least),
             "steps": fit.steps,
             "converged": fit.converged,
+            "separated": [name for name, one in zip(form.covariates, fit.separated, strict=False) if one],
             "log_likelihood": _short(fit.likelihood),
-            "covariates": [_hazard(name, float(coefficient), float(error)) for name, coefficient, error in rows],
+            "covariates": [_hazard(name, float(b), float(error), converged=fit.converged) for name, b, error in rows],
         }
     return document
+
+
+def _incomparable(form: SurvivalForm, counts: Counts) -> str:
+    """Return why these groups have no log-rank test, and the remedy; "" if they have one. Empty groups do not count."""
+    sizes = dict(zip(form.groups, counts.sum(axis=(1, 2)).tolist(), strict=True))
+    few = [name for name, size in sizes.items() if 0 < size < form.least]
+    if few:
+        return f"fewer than {form.least} persons are in {', '.join(few)}. Join groups, or add silos"
+    return "" if sum(size > 0 for size in sizes.values()) > 1 else "only one group has persons. Correct the categories"
 
 
 def _far_apart(counts: Counts, least: int) -> list[int]:
@@ -250,18 +270,14 @@ def _lines(form: SurvivalForm, counts: Counts, at: list[int]) -> dict[str, Any]:
     }
 
 
-def _hazard(name: str, coefficient: float, error: float) -> dict[str, Any]:
-    with np.errstate(over="ignore"):  # per unit of a column of tiny numbers, a ratio may be beyond all floats
-        low, ratio, high = (float(np.exp(coefficient + side * _Z * error)) for side in (-1, 0, 1))
-    p = 2 * NormalDist().cdf(-abs(coefficient / error)) if error > 0 else float("nan")
-    numbers = {
-        "coefficient": coefficient,
-        "error": error,
-        "ratio": ratio,
-        "low": low,
-        "high": high,
-    }
-    known = {key: _short(value) if math.isfinite(value) else None for key, value in (numbers | {"p": p}).items()}
+def _hazard(name: str, coefficient: float, error: float, *, converged: bool) -> dict[str, Any]:
+    low = ratio = high = p = math.nan
+    if converged:
+        with np.errstate(over="ignore"):  # per unit of a column of tiny numbers, a ratio may be beyond all floats
+            low, ratio, high = (float(np.exp(coefficient + side * _Z * error)) for side in (-1, 0, 1))
+        p = 2 * NormalDist().cdf(-abs(coefficient / error)) if error > 0 else p
+    numbers = {"coefficient": coefficient, "error": error, "ratio": ratio, "low": low, "high": high, "p": p}
+    known = {key: _short(value) if math.isfinite(value) else None for key, value in numbers.items()}
     return {"covariate": name, **known}
 
 

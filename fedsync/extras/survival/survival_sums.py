@@ -43,6 +43,7 @@ MOST_RISK = 36.0
 _UNIT_BITS = 60
 _COUNT, _SUM, _SQUARES = MOMENT_LIMBS
 _RISK = 20
+_EVENTS = "events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Cells:
 
 def cells_of_sums(complete: Counts, least: int) -> tuple[Cells, Cells]:
     """Return the cells of events and of censored persons, from counts [times, 2]; raises as `cells_of`."""
-    return cells_of(complete[:, 0], least, "events"), cells_of(complete[:, 1], least, "censored persons")
+    return cells_of(complete[:, 0], least, _EVENTS), cells_of(complete[:, 1], least, "censored persons")
 
 
 def cells_of(counts: Counts, least: int, what: str) -> Cells:
@@ -154,7 +155,8 @@ def cells_of(counts: Counts, least: int, what: str) -> Cells:
             ends, persons = [*ends, time], 0
     if persons and not ends:
         problem = f"all silos together have fewer than {least} {what}, so their sums would disclose single persons"
-        raise ConfigError("task.survival", problem, "End the grid earlier, or leave the covariates out")
+        remedy = "End the grid later, add silos" if what == _EVENTS else "End the grid earlier"
+        raise ConfigError("task.survival", problem, f"{remedy}, or leave the covariates out")
     if persons:
         ends[-1] = int(np.flatnonzero(counts)[-1])
     return Cells(np.minimum(at, max(len(ends) - 1, 0)), np.array(ends, dtype=np.int64))

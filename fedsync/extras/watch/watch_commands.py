@@ -33,7 +33,8 @@ def statistics(
         found = json.loads(path.read_text(encoding="utf-8"))
         table = statistics_table(found)
     except FileNotFoundError:
-        remedy = "Ask for them: task.standardise: federated. In an encrypted run the silos have them"
+        remedy = "Ask for them: task.standardise: federated. In an encrypted run the silos have them: name a trainer's "
+        remedy += "folder, or after a survey without training the folder that `fedsync silo export` wrote"
         raise ConfigError(str(path), "there are no statistics of this run", remedy) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(str(path), "this is no file of statistics", "Name the folder of a run") from error

@@ -15,6 +15,7 @@ from fedsync.common.files import file_digest, undigested, write_atomically
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.evaluation.version_scores import stated
+from fedsync.observe.quality.survey_report import write_statistics
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import ANSWER, COPY, STATE_FOLDER, Identity
 from fedsync.silo.room.process_start import keeper_of
@@ -40,6 +41,12 @@ class KeptRun:
     at_s: float
     copies: tuple[Path, ...]
     text: RunText
+
+    @property
+    def columns(self) -> bool:
+        """Whether the run is a survey of columns, which leaves sums in the place of a model."""
+        task = json.loads(self.text.spec)["task"]
+        return task["kind"] == _SURVEY and not task.get("survival")
 
     def __str__(self) -> str:
         return f"{self.name} ({datetime.fromtimestamp(self.at_s, UTC):%Y-%m-%d %H:%M} UTC)"
@@ -73,7 +80,7 @@ def export_model(state: Path, out: Path) -> Mapping[str, str]:
 def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> Exported:
     """Write ``model.pt``, ``last.pt`` and ``best.pt`` of a run, by default the newest, from a real silo's copy.
 
-    ``out`` is created if missing, for its owner alone.
+    A survey of columns gives ``statistics.json`` as well. ``out`` is created if missing, for its owner alone.
 
     Raises:
         ConfigError: the silo keeps no such run, its task cannot be built or has changed, or ``out`` is not writable.
@@ -95,14 +102,12 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
 
 
 def kept_runs(trainers: Path) -> list[KeptRun]:
+    """Return the newest run first, and surveys of columns after all other runs: most of them precede a training."""
     found: dict[RunText, list[tuple[float, Path]]] = {}
     for folder in _folders(trainers):
         copy = folder / COPY
         try:
             text, at_s = Identity.load(folder).text, copy.stat().st_mtime
-            task = json.loads(text.spec)["task"]
-            if task["kind"] == _SURVEY and not task.get("survival"):
-                continue  # a survey of columns leaves sums, which the following run has
             # Grouped by the whole text, because a server may give two runs the same name.
             found.setdefault(text, []).append((at_s, copy))
         except (OSError, ValueError, KeyError):  # no model yet, or from another version of FedSync
@@ -111,7 +116,7 @@ def kept_runs(trainers: Path) -> list[KeptRun]:
     for text, copies in found.items():
         name = str(json.loads(text.spec)["run"])
         runs.append(KeptRun(name, max(copies)[0], tuple(copy for _, copy in copies), text))
-    return sorted(runs, key=lambda each: each.at_s, reverse=True)
+    return sorted(runs, key=lambda each: (not each.columns, each.at_s), reverse=True)
 
 
 def _folders(trainers: Path) -> list[Path]:
@@ -146,6 +151,7 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy 
             keeper.save_model(out / name, newest.model, private)
         for name in (BEST, STATED):
             (out / name).unlink(missing_ok=True)
+        write_statistics(spec.task, keeper.layout, newest.model, out)
         if newest.best is None:
             return newest.version, None
         keeper.save_model(out / BEST, newest.best.model, private)

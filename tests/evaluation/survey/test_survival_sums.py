@@ -67,7 +67,7 @@ def read(form: SurvivalForm, vector: Vector) -> SurvivalSums:
 def test_no_cell_has_fewer_persons_than_the_least(counts: list[int], least: int) -> None:
     table = np.array(counts)
     if 0 < table.sum() < least:
-        with pytest.raises(ConfigError, match="fewer than"):
+        with pytest.raises(ConfigError, match=r"fewer than .* End the grid later, add silos, or leave"):
             cells_of(table, least, "events")
         return
     cells = cells_of(table, least, "events")
@@ -154,10 +154,50 @@ def test_a_covariate_with_a_heavy_tail_has_the_coefficient_of_the_pooled_rows() 
     assert pooled.score(fit.coefficients * marker.std()) == pytest.approx(0.0, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("groups", "degrees", "problem"),
+    [
+        ([0] * 30 + [1] * 30 + [3] * 30, 2, ""),
+        ([0] * 30 + [1] * 30 + [3] * 4, None, "fewer than 5 persons are in d. Join groups, or add silos"),
+        ([0] * 30, None, "only one group has persons. Correct the categories"),
+    ],
+)
+def test_empty_groups_are_not_compared_and_small_groups_are_named(
+    groups: list[int], degrees: int | None, problem: str
+) -> None:
+    form = SurvivalForm(1, (1.0, 2.0, 3.0), ("a", "b", "c", "d"), (), 0, 5)
+    rng, count = np.random.default_rng(0), len(groups)
+    times, events = rng.integers(1, 4, count) * 1.0, rng.random(count) < 0.5
+    rows = SurvivalRows(times, events, np.array(groups), np.empty((count, 0)))
+    found = told(form, read(form, after(form, [rows], 1)))
+    assert found.get("no_log_rank", "") == problem and found.get("log_rank", {}).get("degrees") == degrees
+    shown = StringIO()
+    Terminal(file=shown, width=120).print(_tables(found)[-1])
+    assert (problem or f"{found['log_rank']['p']:.3g}") in shown.getvalue()
+
+
+@pytest.mark.parametrize(("apart", "steps"), [(True, 3), (True, 8), (True, 20), (False, 2)])
+def test_a_covariate_that_separates_the_events_is_named_and_has_no_hazard_ratio(apart: bool, steps: int) -> None:
+    """Only persons of the second group have events, so the likelihood grows with that coefficient for ever."""
+    rng = np.random.default_rng(2)
+    group, age = np.arange(100) % 2, rng.normal(size=100)
+    events = (rng.random(100) < 0.6) & ((group == 1) | (not apart))
+    form = SurvivalForm(1, tuple(map(float, range(1, 9))), (), ("age", "group"), steps, 1)
+    rows = SurvivalRows(rng.integers(1, 9, 100) * 1.0, events, np.zeros(100, np.int64), np.stack([age, group], axis=1))
+    found = told(form, read(form, after(form, [rows], form.rounds)))["cox"]
+    assert found["separated"] == (["group"] if apart else []) and not found["converged"]
+    shown = StringIO()
+    Terminal(file=shown, width=150).print(_tables({"curves": [], "cox": found})[0])
+    remedy = "group (nearly) separates events from others. Leave it out" if apart else "raise survival.steps"
+    assert f"not converged: {remedy}" in shown.getvalue()
+    for each in found["covariates"]:
+        assert each["coefficient"] is not None and {each[name] for name in ("ratio", "low", "high", "p")} == {None}
+
+
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
 def test_coefficients_per_unit_of_tiny_or_huge_numbers_are_shown(unit: float) -> None:
     """Also where a hazard ratio per unit is beyond all floats: the file is JSON, which has no infinity."""
-    form, (rows, scaled) = form_of(), (rows_of(0), rows_of(0))
+    form, (rows, scaled) = form_of(steps=6), (rows_of(0), rows_of(0))
     scaled.covariates[:] *= unit
     plain, found = (told(form, read(form, after(form, [each], form.rounds)))["cox"] for each in (rows, scaled))
     for one, other in zip(plain["covariates"], found["covariates"], strict=True):

@@ -359,9 +359,14 @@ def test_names_that_are_not_known_are_refused() -> None:
     mine = own("mine", 1, lambda outputs, _: outputs[:, :1], lambda sums: sums[1])
     assert Wanted(("mine", "f1"), 2).metrics(lambda: (mine,)) == (mine, shipped("f1", 2))
     assert Wanted.of((mine, shipped("f1", 3))) == Wanted(("mine", "f1"), 3)
-    for odd in ((own("f1", 1, len, sum),), (shipped("f1", 3), shipped("auroc", 2))):
-        with pytest.raises(ConfigError):
-            Wanted.of(odd)
+    for taken in ("loss", "accuracy", "f1", "mae"):  # also where the classes are unknown, or the run names its metrics
+        told, message = (mine, own(taken, 1, len, sum)), f"own metric {taken} has the name of .*Give it another name"
+        with pytest.raises(ConfigError, match=message):
+            Wanted.of(told)
+        with pytest.raises(ConfigError, match=message):
+            Wanted(("mine", taken)).metrics(lambda told=told: told)
+    with pytest.raises(ConfigError, match="auroc is not the shipped metric"):
+        Wanted.of((shipped("f1", 3), shipped("auroc", 2)))
 
 
 def _with_formula(formula: Callable[[Sums], Any]) -> AnyMetric:
