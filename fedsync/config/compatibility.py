@@ -153,9 +153,14 @@ def _survival(config: StrategySections) -> dict[str, bool]:
     task, privacy = config.task, config.privacy
     if isinstance(task, CsvConfig) and task.time is not None and privacy is not None:
         return {f"privacy.kind {privacy.kind!r}: a Cox loss compares rows, so no row has a gradient": True}
-    if not isinstance(task, SurveyConfig) or task.survival is None:
+    if not isinstance(task, SurveyConfig):
         return {}
-    sealed, rounds = sealing(config.cipher), task.survival.rounds
+    sealed = sealing(config.cipher)
+    bits = "needs sealed sums of 16 bits, of two silos or more; leave bits and only out, and write members: 2"
+    coarse = sealed is not None and (sealed.bits != 16 or bool(sealed.only) or sealed.members == 1)
+    if task.survival is None:
+        return {f"task.kind 'survey' {bits}": coarse}
+    rounds = task.survival.rounds
     problems = {
         f"takes {rounds} rounds; write stop: {{rounds: {rounds}}}": config.stop.rounds != rounds,
         "adds up sums; write aggregation: {kind: fedavg, weight: silo}, without server_optimizer": (
@@ -166,9 +171,7 @@ def _survival(config: StrategySections) -> dict[str, bool]:
         "needs all silos in each round; write barrier: {kind: bsp, complete: true}": (
             config.barrier.kind != "bsp" or not getattr(config.barrier, "complete", False)
         ),
-        "needs sealed sums of 16 bits, of two silos or more; leave bits and only out, and write members: 2": (
-            sealed is not None and (sealed.bits != 16 or bool(sealed.only) or sealed.members == 1)
-        ),
+        bits: coarse,
         "has no metrics; write evaluation: {metrics: []}": config.evaluation.metrics != [],
     }
     return {f"task.survival {problem}": wrong for problem, wrong in problems.items()}

@@ -178,3 +178,10 @@ def test_a_task_that_the_server_cannot_build_is_said_once_and_leaves_metrics_ope
         measuring(load(tmp_path, "{kind: custom, file: elsewhere.py}", quiet))
     assert measuring(load(tmp_path, "{kind: digits}")).evaluation.metrics == ["accuracy", "balanced_accuracy", "f1"]
     assert not caplog.records
+
+
+def test_a_survey_by_itself_needs_exact_sums() -> None:
+    task = "task={kind: survey, of: {kind: csv, files: [a.csv], target: ill}}"
+    with pytest.raises(ConfigError, match=r"task\.kind: 'survey' needs sealed sums of 16 bits"):
+        StrategyConfig.load("fedavg", [task, "cipher={kind: pad, bits: 8, metrics: plain}"])
+    StrategyConfig.load("fedavg", [task, "cipher={kind: pad, metrics: plain}"])

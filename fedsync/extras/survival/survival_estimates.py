@@ -208,7 +208,7 @@ def _at_risk(counts: Counts) -> Counts:
 def told(form: SurvivalForm, sums: SurvivalSums) -> dict[str, Any]:
     """Return the publishable result, in which no difference of two lines describes fewer than ``least`` persons.
 
-    Raises `ConfigError` as `log_rank` and `cox_fit`.
+    Raises `ConfigError` as `cox_fit`.
     """
     shown = {"all": sums.counts.sum(axis=0), **dict(zip(form.groups, sums.counts, strict=False))}
     at = _far_apart(sums.counts, form.least)
@@ -217,8 +217,12 @@ def told(form: SurvivalForm, sums: SurvivalSums) -> dict[str, Any]:
     if form.groups and (why := _incomparable(form, sums.counts)):
         document["no_log_rank"] = why
     elif form.groups:
-        test = log_rank(sums.counts[sums.counts.any(axis=(1, 2))])
-        document["log_rank"] = {"statistic": _short(test.statistic), "degrees": test.degrees, "p": _short(test.p)}
+        try:
+            test = log_rank(sums.counts[sums.counts.any(axis=(1, 2))])
+        except ConfigError as error:
+            document["no_log_rank"] = f"{error.problem}. {error.remedy}"
+        else:
+            document["log_rank"] = {"statistic": _short(test.statistic), "degrees": test.degrees, "p": _short(test.p)}
     if sums.steps:
         fit = cox_fit(form, sums)
         rows = zip(form.covariates, fit.coefficients, fit.errors, strict=True)

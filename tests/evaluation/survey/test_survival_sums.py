@@ -154,6 +154,14 @@ def test_a_covariate_with_a_heavy_tail_has_the_coefficient_of_the_pooled_rows() 
     assert pooled.score(fit.coefficients * marker.std()) == pytest.approx(0.0, abs=1e-4)
 
 
+def test_a_group_that_left_before_all_events_leaves_the_curves_without_a_test() -> None:
+    form = SurvivalForm(1, (1.0, 2.0), ("a", "b", "c"), (), 0, 5)
+    groups = np.repeat([0, 1, 2], 20)
+    times = np.where(groups == 2, 1.0, 2.0)
+    found = told(form, read(form, after(form, [SurvivalRows(times, times == 2, groups, np.empty((60, 0)))], 1)))
+    assert found["no_log_rank"] == "a group has no person at risk at any event. Leave it out" and found["curves"]
+
+
 @pytest.mark.parametrize(
     ("groups", "degrees", "problem"),
     [
