@@ -59,7 +59,7 @@ class SklearnModel(nn.Module):
         for name in _FITTED:
             setattr(estimator, name, getattr(self, name).cpu().numpy().copy())
         yield estimator
-        classes, found = (getattr(each, "classes_", None) for each in (self._fitted, estimator))
+        classes, found = (vars(each).get("classes_", []) for each in (self._fitted, estimator))
         if not np.array_equal(found, classes):
             problem = f"a fit found the classes {list(found)}, but the model has {list(classes)}"
             raise ConfigError("SklearnModel, classes", problem, "Write the labels of the data, or use partial_fit")
