@@ -326,8 +326,9 @@ class FedSync(Shipped):
     def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
         config, timing = self.config, self._timing
         if num_rounds is not None:
-            if num_rounds < 1:
-                raise ConfigError("FedSync.start, num_rounds", f"{num_rounds} is not allowed", "Write at least 1")
+            if not isinstance(num_rounds, int) or num_rounds < 1:
+                remedy = "Write a whole number, at least 1"
+                raise ConfigError("FedSync.start, num_rounds", f"{num_rounds!r} is not allowed", remedy)
             config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
         if timeout is not None:
             timing = replace(timing, order_timeout_s=timeout, order_limit_s=timeout)
