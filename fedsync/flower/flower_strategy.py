@@ -45,7 +45,7 @@ from fedsync.observe.quality.survey_report import after_survey
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.rounds.settings_by_round import Called, Scalar
-from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
+from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, resumed
 from fedsync.server.driver import FlowerDriver
 from fedsync.server.driver_extension import DriverExtension
 from fedsync.server.nodes import Admission
@@ -335,7 +335,7 @@ class FedSync(Shipped):
         return config, timing
 
     def _resumed(self, run: RunBuilder) -> _Begin:
-        found = prepare(self.out, digest(run.config, run.cluster))
+        found = resumed(self.out, run.config, run.cluster)
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
     def _fresh(
