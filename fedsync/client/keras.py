@@ -25,17 +25,23 @@ class FedSyncFitCallback(keras.callbacks.Callback):
             raise ConfigError("privacy", problem, remedy)
         self._work = work
         self._steps = work.counter()
+        self._batches = 0  # of this epoch
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         next(self._steps)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        self._batches += 1
         try:
             next(self._steps)
         except StopIteration:
-            # Keras reports the mean over all batches.
-            self._work.log(loss=float((logs or {})["loss"]))
             self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        # Keras reports the mean over the batches of an epoch.
+        for _ in range(self._batches):
+            self._work.log(loss=float((logs or {})["loss"]))
+        self._batches = 0
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
         self._steps.close()

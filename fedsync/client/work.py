@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import islice
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -105,7 +106,7 @@ class Work:
         examples: int,
         draw: Callable[[], Rows],
         begin: Callable[[], Steps],
-        fetch: Callable[[Dataset[Any], Mapping[str, Any]], Iterator[Any]],
+        fetch: Callable[[Dataset[Any], Mapping[str, Any], int], Iterator[Any]],
         config: Mapping[str, Scalar] = MappingProxyType({}),
         private: PrivateSteps | None = None,
     ) -> None:
@@ -126,6 +127,7 @@ class Work:
         self._begun_s: float | None = None
         self._steps: Steps | None = None
         self.counts_elsewhere = False
+        self.trained = 0  # finished steps, if they are counted elsewhere: the first batch of a further pass
         self.logged: dict[str, list[torch.Tensor]] = {}
 
     @property
@@ -206,9 +208,10 @@ class Work:
     def counter(self) -> Generator[None, None, None]:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
 
-        After this call `loader` hands out batches without counting. The first ``next`` starts the order, each further
-        ``next`` counts a finished step, and `StopIteration` ends the order. Close it if the loop ends earlier. In a
-        private run, call `private` before the first batch, and fetch no batch before the step on the last one.
+        After this call `loader` hands out batches without counting; a second pass continues after the last finished
+        step. The first ``next`` starts the order, each further ``next`` counts a finished step, and `StopIteration`
+        ends the order. Close it if the loop ends earlier. In a private run, call `private` before the first batch, and
+        fetch no batch before the step on the last one.
         """
         self.counts_elsewhere = True
         return self._count()
@@ -218,6 +221,7 @@ class Work:
         try:
             for _ in range(self.max_steps):
                 yield
+                self.trained += 1
                 if not steps.step():
                     return
         finally:
@@ -245,12 +249,24 @@ class Work:
             self.logged.setdefault(name, []).append(torch.as_tensor(value).detach().double().mean())
 
 
+class _Left(list[list[int]]):
+    """Batches of an order, of which an iteration yields those after the last step."""
+
+    def __init__(self, batches: Iterable[list[int]], work: Work) -> None:
+        super().__init__(batches)
+        self._work = work
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(super().__iter__(), self._work.trained, None)
+
+
 class _OrderLoader(DataLoader[T]):
     """`DataLoader` with the batches of an order."""
 
     def __init__(self, dataset: Dataset[T], work: Work, batches: list[Rows], options: dict[str, Any]) -> None:
         stay = {"persistent_workers": True} if options.get("num_workers") else {}
-        super().__init__(dataset, batch_sampler=[rows.tolist() for rows in batches], **{**stay, **options})
+        left = _Left([rows.tolist() for rows in batches], work)
+        super().__init__(dataset, batch_sampler=left, **{**stay, **options})
         self._work = work
         self._options = options
         self._private: DataLoader[T] | None = None
@@ -262,9 +278,10 @@ class _OrderLoader(DataLoader[T]):
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has
         if self._work.is_private and (self._private is not None or self._work.counts_elsewhere):
             return self._privately()
-        stays = self.persistent_workers
-        begin = partial(self._work.fetch, self.dataset, self._options) if stays else super().__iter__
-        return begin() if self._work.counts_elsewhere else self._work.batches(_Lazily(begin))
+        work = self._work
+        kept = partial(work.fetch, self.dataset, self._options, work.trained)
+        begin = kept if self.persistent_workers else super().__iter__
+        return begin() if work.counts_elsewhere else work.batches(_Lazily(begin))
 
     def _privately(self) -> Iterator[T]:
         """Yield private batches. A library may ask for this iterator before the loop is private, but for no batch."""

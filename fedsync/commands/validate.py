@@ -19,6 +19,7 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
+from fedsync.core.coordinator import Coordinator
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.terminal import Terminal
 
@@ -45,7 +46,8 @@ def validate(
         _check_on(config, ClusterConfig.load(silos))
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
     # Under sealed metrics, the inputs of the metrics must fit a header; the task may define these inputs.
-    (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()
+    measured = measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config
+    Coordinator(measured.policies())  # also builds the extensions
     Terminal().print(f"{file}: strategy {config.name!r}, no errors")
 
 

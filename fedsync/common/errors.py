@@ -119,6 +119,10 @@ class RunError(FedSyncError):
     """Failure of a run: a process died, silos did not join, or every silo kept failing."""
 
 
+class SiloBusy(RunError):
+    """Refusal of a silo whose trainers of other runs leave no room for another."""
+
+
 class UserCodeError(RunError):
     """Exception in a silo's training code: names its file, line and message."""
 

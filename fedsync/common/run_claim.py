@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from shlex import quote
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FOLDER
@@ -133,11 +134,12 @@ def _check_free(folder: Path, existing: Existing, runs: Sequence[str]) -> None:
     ended = (folder / DONE_FILE).exists() or (folder / ERROR_FILE).exists()
     if existing is Existing.OVERWRITE:
         if (folder / RUN_FILE).exists() and not ended:
-            raise ConfigError(str(folder), "a run on a server that has not ended", f"`fedsync server stop {folder}`")
+            remedy = f"End it with `fedsync server stop {quote(str(folder))}`"
+            raise ConfigError(str(folder), "a run on a server that has not ended", remedy)
         return
     other = "choose another folder, or replace it with --overwrite (in Python overwrite=True)"
     if any(folder.glob(f"{CHECKPOINTS}/*.ckpt")) and not _has_ended(folder / "summary.json"):
-        remedy = f"Resume it with --resume {folder}; or {other}"
+        remedy = f"Resume it with --resume {quote(str(folder))} (in Python resume=True); or {other}"
         raise ConfigError(str(folder), "a run was interrupted here, and can be resumed", remedy)
     raise ConfigError(str(folder), "the folder has the files of a run", f"C{other[1:]}")
 

@@ -45,7 +45,7 @@ from fedsync.observe.quality.survey_report import after_survey, write_statistics
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.rounds.settings_by_round import Called, Scalar
-from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
+from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, resumed
 from fedsync.server.driver import FlowerDriver
 from fedsync.server.driver_extension import DriverExtension
 from fedsync.server.nodes import Admission
@@ -328,15 +328,16 @@ class FedSync(Shipped):
     def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
         config, timing = self.config, self._timing
         if num_rounds is not None:
-            if num_rounds < 1:
-                raise ConfigError("FedSync.start, num_rounds", f"{num_rounds} is not allowed", "Write at least 1")
+            if not isinstance(num_rounds, int) or num_rounds < 1:
+                remedy = "Write a whole number, at least 1"
+                raise ConfigError("FedSync.start, num_rounds", f"{num_rounds!r} is not allowed", remedy)
             config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
         if timeout is not None:
             timing = replace(timing, order_timeout_s=timeout, order_limit_s=timeout)
         return config, timing
 
     def _resumed(self, run: RunBuilder) -> _Begin:
-        found = prepare(self.out, digest(run.config, run.cluster))
+        found = resumed(self.out, run.config, run.cluster)
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
     def _fresh(

@@ -75,6 +75,7 @@ class LostSilos:
     Args:
         told: number of all messages, including messages that were evicted.
         evaluates: silos are expected to evaluate; False in simulations of time only.
+        sealed: evaluations may be missing because their metrics are sealed.
         log: place that has the reasons of a silo's failures.
         few_scored: number of versions whose score does not count; see `fedsync.evaluation.version_scores.Scores`.
     """
@@ -83,6 +84,7 @@ class LostSilos:
     told: int = 0
     over: bool = False
     evaluates: bool = True
+    sealed: bool = True
     log: str = "its own log"
     few_scored: int = 0
     _parts: dict[str, _Part] = field(default_factory=dict)
@@ -163,7 +165,7 @@ class LostSilos:
             self._attendance.hear(silo, at_s, report.presence)
         if order.evaluate:
             # A visible loss means that the figures are not sealed, so a missing evaluation is a failure.
-            self.evaluate(silo, report.evaluation, told=report.loss is not None)
+            self.evaluate(silo, report.evaluation, told=report.loss is not None or not self.sealed)
 
     def evaluate(self, silo: str, found: Evaluation | None, *, told: bool = False) -> None:
         """Record an evaluation: None if it failed or is sealed, and a failure if metrics are not sealed (``told``)."""

@@ -124,4 +124,5 @@ class RunBuilder:
             keep=None if self.runtime == "virtual" else KEPT_ROUNDS,
         )
         recorder.ledger.lost.evaluates = self.trains
+        recorder.ledger.lost.sealed = plan is not None and plan.seal_metrics
         return recorder

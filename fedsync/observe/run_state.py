@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError
@@ -72,10 +73,11 @@ def resumes_itself(folder: Path) -> bool:
 
 def way_on(runtime: str, folder: Path) -> str:
     """Return the command that resumes a run without a regular end, after the recorded reason of its end."""
+    named = quote(str(folder))
     if runtime == "local":
-        return f"`fedsync run --resume {folder}` resumes it"
+        return f"`fedsync run --resume {named}` resumes it"
     if (folder / RUN_FILE).exists():
-        why, command = why_failed(folder), f"`fedsync server run --resume {folder} --server server.yaml`"
+        why, command = why_failed(folder), f"`fedsync server run --resume {named} --server server.yaml`"
         if why is None:
             return f"`fedsync server start` resumes it by itself, {command} at once"
         return f"{why.removesuffix('.')}. {command} resumes it"

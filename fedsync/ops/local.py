@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedsync.common import foreign
@@ -36,7 +37,7 @@ from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
 from fedsync.ops.runs import RUNS, connect, hand_over, prepare_run
 from fedsync.ops.supervisor import LOGS_FOLDER, LoggedProcess, Program
-from fedsync.server.checkpoints import digest, newest_version, prepare
+from fedsync.server.checkpoints import newest_version, resumed
 from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
 from fedsync.silo.agent.joins import stop_agent
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
@@ -75,16 +76,16 @@ def run_local(
     with claimed(out, Existing.RESUME if resume else Existing.REFUSE) as folder:
         out = folder.resolve()
         if resume:
-            # The server does this too, but the journal must be truncated before `_follow` reads it. `prepare` raises
+            # The server does this too, but the journal must be truncated before `_follow` reads it. `resumed` raises
             # without a checkpoint, because the folder may have a finished run, whose files must stay.
-            prepare(out, digest(measuring(config), cluster))
+            resumed(out, measuring(config), cluster)
             for stale in ("summary.json", "model.pt"):
                 (out / stale).unlink(missing_ok=True)
         try:
             return _carry_out(out, config, cluster, target_accuracy, listeners, resume=resume)
         except (KeyboardInterrupt, RunError):
             if newest_version(out) is not None:
-                logger.warning("it can go on: fedsync run --resume %s", out)
+                logger.warning("it can go on: fedsync run --resume %s", quote(str(out)))
             raise
 
 

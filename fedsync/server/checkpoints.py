@@ -52,7 +52,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked, SiloJoined, SiloLost
-from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.core.journal import JOURNAL, JournalEntry, read_journal
 from fedsync.model.layout import Layout
 from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, dump, load, read
 
@@ -232,10 +232,40 @@ def new_identity(name: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:_MOST_NAME]}-{secrets.token_hex(8)}"
 
 
+def _settings(config: StrategyConfig, cluster: ClusterConfig | None) -> tuple[dict[str, Any], Any]:
+    return config.model_dump(mode="json"), None if cluster is None else cluster.entries()
+
+
 def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
-    silos = None if cluster is None else cluster.entries()
-    text = json.dumps([config.model_dump(mode="json"), silos], sort_keys=True)
+    text = json.dumps(_settings(config, cluster), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def resumed(out: Path, config: StrategyConfig, cluster: ClusterConfig | None) -> Checkpoint:
+    """Prepare as `prepare`; the error for another configuration names the first setting that differs."""
+    try:
+        return prepare(out, digest(config, cluster))
+    except _OtherConfig as error:
+        header = read_journal(out / JOURNAL)[0] if (out / JOURNAL).exists() else {}
+        began, asked = {"": header.get("config"), "silos": header.get("silos")}, _settings(config, cluster)
+        changes = [_change(old, now, key) for (key, old), now in zip(began.items(), asked, strict=True) if old != now]
+        if not header or not changes:
+            raise
+        raise ConfigError(error.place, f"{error.problem}: {changes[0]}", error.remedy) from None
+
+
+def _change(before: Any, now: Any, key: str) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        name = min(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        return _change(before.get(name), now.get(name), f"{key}.{name}".removeprefix("."))
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        at = next(at for at, each in enumerate(before) if each != now[at])
+        return _change(before[at], now[at], f"{key}[{at}]")
+    return f"{key}: {json.dumps(before):.80}, now {json.dumps(now):.80}"
+
+
+class _OtherConfig(ConfigError):
+    """Error: a checkpoint of another configuration."""
 
 
 def prepare(out: Path, config: str) -> Checkpoint:
@@ -324,8 +354,8 @@ def _read(path: Path, config: str) -> Checkpoint:
         found = f"written by FedSync {head['fedsync']}, format {head['format']}"
         raise ConfigError(str(path), found, f"Resume with that version; this is {__version__}, format {FORMAT}")
     if head["config"] != config:
-        remedy = "Resume with the config.yaml and silos.yaml beside it, unchanged"
-        raise ConfigError(str(path), "of another configuration", remedy)
+        remedy = f"Resume with the settings that the run began with; {path.parents[1]} has them in config.yaml"
+        raise _OtherConfig(str(path), "of another configuration", remedy)
     arrays = [read(path.parent, name) for name in _names(head)]
     # Loading a pickle executes code. This file was written by this program for itself: `read_private` has checked that
     # no other user could change it, and none of it was received over a network.

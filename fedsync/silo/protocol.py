@@ -178,6 +178,7 @@ class Refusal(StrEnum):
     """Closed list of reasons for a missing answer. `fedsync.silo.owner.refusals` explains each code."""
 
     LOADING = auto()
+    BUSY = auto()
     CONFIG = auto()
     OWNER = auto()
     PROTOCOL = auto()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsync.common.errors import FedSyncError, LimitReached
+from fedsync.common.errors import FedSyncError, LimitReached, SiloBusy
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.extras.page import page_server as page
 from fedsync.silo.protocol import STATE, Identity
@@ -37,7 +37,7 @@ def test_run_texts_give_a_silo_no_more_trainers(tmp_path: Path, monkeypatch: pyt
     def ask(number: int) -> None:
         try:
             TrainerClient(Identity(json.dumps(number), 0, "silo-a"))._start()
-        except LimitReached as error:
+        except SiloBusy as error:
             refused.append(error)
 
     tmp_path.chmod(0o700)

@@ -62,13 +62,14 @@ def by_hugging_face(**options: Any) -> Loop:
     return with_options(face, net=ClassifyingWrapped, max_grad_norm=0.0, **options)
 
 
-def by_keras(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+def by_keras(work: Work, model: nn.Module, train: Dataset[Any], **options: Any) -> None:
     from fedsync.client.keras import FedSyncFitCallback
 
     net = keras.Sequential([keras.layers.TorchModuleWrapper(model)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(optimizer=keras.optimizers.SGD(work.learning_rate), loss=loss)
-    net.fit(work.loader(train), epochs=1, verbose=0, shuffle=False, callbacks=[FedSyncFitCallback(work)])
+    options = {"epochs": 1, "verbose": 0, "shuffle": False, **options}
+    net.fit(work.loader(train), callbacks=[FedSyncFitCallback(work)], **options)
 
 
 @pytest.fixture(params=[by_lightning(), by_hugging_face(), by_keras], ids=["lightning", "hugging face", "keras"])
@@ -88,6 +89,22 @@ def test_the_update_is_that_of_a_loop_by_hand(loop: Loop) -> None:
     assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
     assert theirs.report.loss == pytest.approx(ours.report.loss, rel=1e-3)
     assert (theirs.report.steps, theirs.report.samples) == (9, 63)
+    assert theirs.cursor == ours.cursor
+
+
+@pytest.mark.parametrize(
+    ("parted", "steps"),
+    [
+        (by_lightning(limit_train_batches=4), 9),
+        (with_options(by_keras, steps_per_epoch=4, epochs=3), 9),
+        (with_options(by_keras, steps_per_epoch=3), 3),
+    ],
+    ids=["lightning", "keras", "keras, to no end"],
+)
+def test_epochs_of_a_part_of_the_batches_go_on_and_keep_their_loss(parted: Loop, steps: int) -> None:
+    theirs, ours = run(parted, batch_size=7, max_steps=9), run(plain_sgd, batch_size=7, max_steps=steps)
+    assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
+    assert theirs.report.loss == pytest.approx(ours.report.loss, rel=1e-3)
     assert theirs.cursor == ours.cursor
 
 

@@ -90,6 +90,25 @@ def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(options: d
     assert seen == Sampler(EXAMPLES, 7, "silo-0").take(Cursor(), 25)[0].tolist()
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": False}])
+def test_a_loop_of_several_passes_goes_on_after_the_last_step(options: dict[str, Any]) -> None:
+    seen: list[int] = []
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        steps, loader = work.counter(), work.loader(TensorDataset(torch.arange(EXAMPLES)), **options)
+        next(steps)
+        for _ in range(3):  # of 2, 2 and 1 steps; as libraries do, it fetches a batch more than it trains on
+            for number, (numbers,) in enumerate(loader):
+                if number == 2:
+                    break
+                seen.extend(numbers.tolist())
+                next(steps, None)
+
+    guest = trainer(loop)
+    assert guest.run(order(batch_size=5, max_steps=5), guest.initial_model(), Cursor()).report.steps == 5
+    assert seen == Sampler(EXAMPLES, 7, "silo-0").take(Cursor(), 25)[0].tolist()
+
+
 def test_workers_stay_while_the_data_set_is_the_same() -> None:
     class Readers(Dataset[int]):
         def __init__(self, inner: Any = None) -> None:

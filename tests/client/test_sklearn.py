@@ -4,9 +4,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
-from sklearn.linear_model import ElasticNet, GammaRegressor, LogisticRegression, SGDClassifier, SGDRegressor
+from sklearn.linear_model import (
+    ElasticNet,
+    GammaRegressor,
+    HuberRegressor,
+    LogisticRegression,
+    SGDClassifier,
+    SGDRegressor,
+)
+from torch import nn
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.client.sklearn import SklearnModel
@@ -61,6 +70,7 @@ def test_partial_fit_goes_on_from_what_came_and_its_weights_are_the_update() -> 
         (SGDRegressor(), [], ((4,), (1,))),
         (ElasticNet(alpha=0.1, warm_start=True), [], ((4,), ())),
         (GammaRegressor(warm_start=True), [], ((4,), ())),
+        (HuberRegressor(warm_start=True), [], ((4,), ())),
     ],
 )
 def test_shapes_are_the_estimators(estimator: Any, classes: list[Any], shapes: Any) -> None:
@@ -72,7 +82,24 @@ def test_shapes_are_the_estimators(estimator: Any, classes: list[Any], shapes: A
 
     trainer = guest(lambda: SklearnModel(estimator, 4, classes), fit)
     assert trainer.layout.shapes == shapes
-    assert trainer.run(order(), trainer.initial_model(), Cursor()).update.any()
+    update = trainer.run(order(), trainer.initial_model(), Cursor()).update
+    assert update.any()
+    model = SklearnModel(estimator, 4, classes)
+    nn.utils.vector_to_parameters(torch.from_numpy(update), model.buffers())
+    with model.estimator() as other:  # as in an evaluation: not fitted in this order
+        assert len(other.predict(X)) == 150
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(warm_start=True), SGDClassifier(random_state=0)])
+def test_classes_may_come_in_any_order(estimator: Any) -> None:
+    labels = np.array(["no", "yes"])[(Y > 0).astype(int)]
+    model = SklearnModel(estimator, 4, ["yes", "no"])
+    with model.estimator() as mine:
+        (mine.partial_fit if hasattr(mine, "partial_fit") else mine.fit)(X, labels)
+    with model.estimator() as mine:
+        assert mine.score(X, labels) == 1
+    with pytest.raises(ConfigError, match=r"classes.* but the model has"), model.estimator() as mine:
+        mine.fit(X, Y > 0)
 
 
 @pytest.mark.parametrize(

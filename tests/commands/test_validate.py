@@ -56,6 +56,32 @@ def test_metrics_that_do_not_fit_a_sealed_header_are_refused_before_the_run(tmp_
     assert "no errors" in call("validate", file)
 
 
+PLUGIN = """
+from dataclasses import dataclass
+from fedsync import FeaturePolicy, register
+from fedsync.core.extension import Extension
+
+class Plain(Extension):
+    name = "plain"
+
+@register("plain-feature")
+@dataclass(frozen=True)
+class Feature(FeaturePolicy):
+    \"\"\"A feature.\"\"\"
+
+    def build(self):
+        return Plain()
+"""
+
+
+def test_an_extension_that_cannot_be_resumed_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "plug.py").write_text(PLUGIN)
+    own = "plugin: plug.py, extensions: [{kind: plain-feature}], name: mine, silos: [a, b], task: {kind: digits}"
+    (tmp_path / "x.yaml").write_text(PLAIN % own)
+    with pytest.raises(ConfigError, match=r"extensions, kind 'plain-feature': Plain is no dataclass"):
+        call("validate", tmp_path / "x.yaml")
+
+
 STARTS = [
     ["validate", "STRATEGY", "--silos", "SILOS"],
     ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "virtual", "--out", "OUT"],

@@ -43,7 +43,8 @@ def test_of_a_run_that_was_cut_off_the_first_way_is_to_go_on(
         (tmp_path / "summary.json").write_text(summary)
     with pytest.raises(ConfigError) as error:
         claim(tmp_path)
-    assert (f"--resume {tmp_path}" in str(error.value)) == goes_on and "--overwrite" in str(error.value)
+    assert (f"--resume {tmp_path} (in Python resume=True)" in str(error.value)) == goes_on
+    assert "--overwrite" in str(error.value)
 
 
 def test_two_that_look_at_one_moment_do_not_both_get_the_folder(

@@ -18,7 +18,7 @@ from fedsync.core.extension import Extension
 from fedsync.core.operator.operator_commands import PauseRun
 from fedsync.core.orders import Presence, SiloFacts, WorkOrder
 from fedsync.evaluation.local_baselines import Apart
-from fedsync.policies.extensions.feature_base import OwnExtension, OwnListener
+from fedsync.policies.extensions.feature_base import FeaturePolicy, OwnExtension, OwnListener
 from tests.core.test_operator_commands import answer, ask, begin, joined, orders
 
 
@@ -157,6 +157,9 @@ class Failing(Extension):
     def stops(self, now_s: float) -> str | None:
         return 3  # type: ignore[return-value]
 
+    def on_order(self, order: WorkOrder) -> WorkOrder:
+        return None  # type: ignore[return-value]
+
     def follow(self, ledger: object) -> None:
         raise json.loads("{")
 
@@ -168,9 +171,22 @@ def test_errors_of_a_user_s_code_name_hook_and_line() -> None:
         own.on_event(object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"its stops returns 3, which is int\. Return str or None"):
         own.stops(0.0)
+    with pytest.raises(ConfigError, match=r"its on_order returns None, which is NoneType\. Return WorkOrder"):
+        own.on_order(object())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"its state failed: TypeError: .*Correct state of Failing$"):
+        own.state()  # no line of the user's
     with pytest.raises(ConfigError, match=r"its follow failed: JSONDecodeError: .*test_extension\.py, line"):
         OwnListener(Failing(), "energy").follow(object())
     assert (own.name, own.pauses(), own.admits("a", None, 0.0)) == ("failing", "", True)  # type: ignore[arg-type]
+
+
+def test_an_extension_whose_state_no_checkpoint_can_store_is_refused_where_it_is_built() -> None:
+    class Plain(FeaturePolicy):
+        def build(self) -> Extension:
+            return Failing()
+
+    with pytest.raises(ConfigError, match=r"Failing is no dataclass, .*Write @dataclass above the class"):
+        Plain().followed()
 
 
 def test_every_hook_of_a_user_s_code_is_watched() -> None:

@@ -44,7 +44,7 @@ def test_a_run_that_all_refuse_is_over_with_the_last_refusal() -> None:
         (3, [(1, OWNER), (2, OWNER), (3, CONFIG)]),  # who knows what each would say next
         (3, [(1, OWNER), (2, OWNER), (3, INTERNAL)]),
         (3, [(1, INTERNAL), (2, INTERNAL), (3, INTERNAL)]),  # a trainer may have died for want of memory, once
-        (3, [(1, Refused(Refusal.LOADING))] * 9 + [(2, OWNER), (3, OWNER)]),
+        (3, [(1, Refused(Refusal.LOADING)), (1, Refused(Refusal.BUSY))] * 9 + [(2, OWNER), (3, OWNER)]),
     ],
 )
 def test_a_run_that_some_may_still_join_goes_on(expected: int | None, refusals: list[tuple[int, Refused]]) -> None:

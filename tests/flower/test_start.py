@@ -55,8 +55,9 @@ def test_its_configurations_reach_silos_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_run_without_rounds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^FedSync.start, num_rounds: 0 is not allowed. Write at least 1$"):
-        _strategy(tmp_path).start(DirectGrid(2, {}), num_rounds=0)
+    for wrong in (0, 2.5, "3"):
+        with pytest.raises(ConfigError, match=rf"^FedSync.start, num_rounds: {wrong!r} is not allowed. Write a whole"):
+            _strategy(tmp_path).start(DirectGrid(2, {}), num_rounds=wrong)  # type: ignore[arg-type]
 
 
 def test_a_second_start_does_not_replace_the_run_in_its_folder(tmp_path: Path) -> None:

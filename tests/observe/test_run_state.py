@@ -52,9 +52,11 @@ def test_a_run_that_has_ended_says_why(tmp_path: Path) -> None:
 def test_a_run_that_was_cut_off_says_how_it_goes_on(
     tmp_path: Path, summary: dict[str, Any] | None, runtime: str, command: str
 ) -> None:
-    run_in(tmp_path, runtime, summary)
-    assert told(tmp_path).problem == "the server process of this run has ended"
-    assert command.format(tmp_path) in told(tmp_path).remedy
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    run_in(folder, runtime, summary)
+    assert told(folder).problem == "the server process of this run has ended"
+    assert command.format(f"'{folder}'") in told(folder).remedy
 
 
 @pytest.mark.parametrize("runtime", ["flower", "deployment"])

@@ -69,6 +69,9 @@ def test_the_round_s_settings_are_in_its_orders_and_are_asked_for_once() -> None
     for wrong in (0, -1.0, float("nan"), "fast", True):
         with pytest.raises(PolicyError, match="it must be above 0"):
             RoundHook(Called.of({1: {"learning_rate": wrong}}.__getitem__), 0.5).on_order(ORDER)
+    for nothing in (None, {"mix": [1]}, {"learning_rate": None}):
+        with pytest.raises(ConfigError, match=r"on_round: it returned .* for round 1\. Return a dictionary of"):
+            RoundHook(Called.of({1: nothing}.get), 0.5).on_order(ORDER)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

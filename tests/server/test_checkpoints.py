@@ -197,8 +197,10 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         strategy_in(tmp_path / "none", resume=True).start(DirectGrid(3))
     out = tmp_path / "run"
     cut_off(strategy_in(out), version=1)
-    with pytest.raises(ConfigError, match="of another configuration"):
+    with pytest.raises(ConfigError, match=r"of another configuration: local.learning_rate: [0-9.]+, now 0.5"):
         strategy_in(out, "local.learning_rate=0.5", resume=True).start(DirectGrid(3))
+    with pytest.raises(ConfigError, match=r"of another configuration: stop.rounds: [0-9]+, now 60. "):
+        strategy_in(out, resume=True).start(DirectGrid(3), num_rounds=60)
     for path in (out / FOLDER).iterdir():
         path.write_bytes(b"no")
     with pytest.raises(ConfigError, match="no checkpoint is whole"):

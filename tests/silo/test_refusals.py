@@ -18,6 +18,7 @@ from fedsync.common.errors import (
     ProtocolError,
     RunError,
     SiloAway,
+    SiloBusy,
     SiloLocked,
 )
 from fedsync.config.silo_start import SiloStartConfig
@@ -34,6 +35,7 @@ def caused(error: Exception, cause: BaseException) -> Exception:
 FULL = OSError(errno.ENOSPC, "no space left")
 WORDS: list[tuple[Exception, Refusal]] = [
     (StillLoading("loading"), Refusal.LOADING),
+    (SiloBusy("three runs"), Refusal.BUSY),
     (SiloAway(60.0), Refusal.AWAY),
     (SiloLocked("locked"), Refusal.LOCKED),
     (IntegrityError(SERVER, "tag", "forged"), Refusal.INTEGRITY),

@@ -139,6 +139,12 @@ def test_an_evaluation_that_fails_costs_no_training(
     assert len(warned) == bool(said) and all(said in each for each in warned), "once, and why"
 
 
+def test_a_run_without_any_evaluation_says_so_even_if_its_orders_report_no_loss(tmp_path: Path) -> None:
+    summary = run(tmp_path, CLIENT_APP, train="del metrics['train_loss']", evaluate="{}['age']")
+    assert summary["accuracy"] is None
+    assert [note.split(";")[0][2:] for note in summary["notes"]] == [f"evaluations of {each} failed" for each in "ab"]
+
+
 def test_the_reason_of_a_failed_evaluation_is_where_the_note_says_it_is(tmp_path: Path) -> None:
     """An emulated silo has no log of its own; its warnings are those of the run."""
     news = News()

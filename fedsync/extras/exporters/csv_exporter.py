@@ -75,5 +75,7 @@ def without_formulas(cells: Iterable[object]) -> list[object]:
 
 def tables(path: Path) -> tuple[Path, Path, Path]:
     """Return the paths for rounds, silos and metrics: ``x.csv``, ``x-silos.csv`` and ``x-metrics.csv``."""
+    if not path.name:
+        raise ConfigError(str(path), "this is a folder", "Name a file that can be written")
     silos, metrics = (path.with_name(f"{path.stem}-{part}{path.suffix}") for part in ("silos", "metrics"))
     return path, silos, metrics

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 
 from fedsync.common.locks import held
 from fedsync.config.silo_start import SiloStartConfig
@@ -75,7 +76,7 @@ def check_runs(state: Path, now: datetime) -> Check:
         remedy = f"See {state / 'logs'}; `fedsync server stop DIR` ends a run, which can be resumed"
         return Check(name, False, "; ".join(bad), remedy)
     for folder, why in _table(keeper, "failed").items():
-        remedy = f"See {folder}/run.log; `fedsync server run --resume {folder} --server server.yaml` resumes it"
+        remedy = f"See {folder}/run.log; `fedsync server run --resume {quote(folder)} --server server.yaml` resumes it"
         return Check(name, False, f"the last run failed: {folder}: {why}", remedy)
     if keeper.get("looked") is None:
         return Check(name, True, "not checked yet since the server started")

@@ -6,10 +6,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.core.extension import Extension
+from fedsync.core.orders import WorkOrder
 from fedsync.policies.schema import Policy
 
 _RETURNS: dict[str, tuple[type, ...]] = {
@@ -20,7 +22,7 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "stops": (str, type(None)),
     "shows": (tuple,),
     "wake_s": (int, float, type(None)),
-    "on_order": (object,),
+    "on_order": (WorkOrder,),
     "on_commit": (object,),
     "on_event": (object,),
     "on_join": (object,),
@@ -82,9 +84,10 @@ def hook_errors(kind: str, hook: str, own: object) -> Iterator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         file = getattr(sys.modules.get(type(own).__module__), "__file__", None)
-        last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        last = next((frame for frame in reversed(frames) if frame.filename == file), None)
         problem = f"its {hook} failed: {type(error).__name__}: {error}"
-        remedy = f"Correct {last.filename}, line {last.lineno}"
+        place = f"{hook} of {type(own).__name__}" if last is None else f"{last.filename}, line {last.lineno}"
+        remedy = f"Correct {place}"
         raise ConfigError(f"extensions, kind {kind!r}", problem, remedy) from error
 
 
@@ -100,6 +103,10 @@ class FeaturePolicy(Policy):
     def followed(self) -> Extension | None:
         with hook_errors(self.kind, "build", self):
             built = self.build()
+        if built is not None and not is_dataclass(built) and type(built).state is Extension.state:
+            problem = f"{type(built).__name__} is no dataclass, so a checkpoint cannot store its fields"
+            remedy = "Write @dataclass above the class, or override state and restore"
+            raise ConfigError(f"extensions, kind {self.kind!r}", problem, remedy)
         return built if built is None or self.is_shipped() else OwnExtension(built, self.kind)
 
     def listened(self) -> Any:

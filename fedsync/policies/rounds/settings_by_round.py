@@ -50,7 +50,11 @@ class RoundHook(Extension):
     def on_order(self, order: WorkOrder) -> WorkOrder:
         if order.base_version + 1 != self._round:
             self._round = order.base_version + 1
-            self._settings = dict(self._policy.settings(self._round, self._rate))
+            found: object = self._policy.settings(self._round, self._rate)
+            if not isinstance(found, Mapping) or not all(isinstance(each, Scalar) for each in found.values()):
+                problem = f"it returned {found!r:.80} for round {self._round}"
+                raise ConfigError("on_round", problem, "Return a dictionary of numbers, text and booleans, or {}")
+            self._settings = dict(found)
         config = {name: value for name, value in self._settings.items() if name != RATE}
         rate = self._settings.get(RATE, self._rate)
         if isinstance(rate, bool | str) or not isfinite(rate) or rate <= 0:

@@ -31,7 +31,8 @@ NOTES = "refusals.json"  # in the folder of trainers: the last refusals and thei
 _MOST_NOTES, _MOST_REASON = 40, 1000
 _MOST_TEXT = 4000
 _MOST_TOLD = 5
-_QUIET = {Refusal.LOADING, Refusal.LOCKED, Refusal.APPROVAL, Refusal.AWAY}  # their reasons need no traceback
+# Refusals whose reasons need no traceback.
+_QUIET = {Refusal.LOADING, Refusal.BUSY, Refusal.LOCKED, Refusal.APPROVAL, Refusal.AWAY}
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
@@ -42,6 +43,7 @@ class StillLoading(RunError):
 
 _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (StillLoading, Refusal.LOADING),
+    (errors.SiloBusy, Refusal.BUSY),
     (SiloLocked, Refusal.LOCKED),
     (IntegrityError, Refusal.INTEGRITY),
     (ProtocolError, Refusal.PROTOCOL),
@@ -57,6 +59,10 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
 )
 MEANINGS: dict[Refusal, tuple[str, str]] = {
     Refusal.LOADING: ("its trainer still loads task, data and model", "The server asks it again"),
+    Refusal.BUSY: (
+        "it has no room for a trainer besides those of other runs",
+        "The server asks it again. A trainer without work makes room after 30 seconds",
+    ),
     Refusal.CONFIG: (
         "task, data, device or keys are not usable there",
         "Compare the strategy with the silo's data and keys; its owner sees the reason",
@@ -111,7 +117,7 @@ AT_ONCE = {Refusal.CONFIG, Refusal.CODE, Refusal.OWNER, Refusal.PROTOCOL, Refusa
 
 UNTIL_CHANGED = AT_ONCE - {Refusal.LOCKED}  # refusals that only another file and a restart can end
 
-PASSING = {Refusal.LOADING, Refusal.APPROVAL, Refusal.AWAY}  # refusals that end by themselves
+PASSING = {Refusal.LOADING, Refusal.BUSY, Refusal.APPROVAL, Refusal.AWAY}  # refusals that end by themselves
 
 
 @dataclass(frozen=True, slots=True)

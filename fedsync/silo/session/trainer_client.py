@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedsync.common.environment import FLOWER_IDS
-from fedsync.common.errors import ConfigError, LimitReached, RunError
+from fedsync.common.errors import ConfigError, LimitReached, RunError, SiloBusy
 from fedsync.common.fork_server import FORK_SERVER, fork
 from fedsync.common.locks import taken, wait_until
 from fedsync.common.processes import INTERPRETER, Child, start_apart, tail
@@ -151,7 +151,7 @@ class TrainerClient:
 
 def make_room(folder: Path, identity: Identity) -> None:
     """End the silo's idle trainers of other runs, because they hold memory; the new ``folder`` may not exist yet.
-    `LimitReached` if too many trainers are at work, or their folders exceed the owner's quota.
+    `SiloBusy` if too many trainers are at work, `LimitReached` if their folders exceed the owner's quota.
     """
     if not (folder / IDENTITY).exists():
         check_room(folder.parent, 0)
@@ -160,8 +160,7 @@ def make_room(folder: Path, identity: Identity) -> None:
     for other in others:
         _tell(other, protocol.MakeRoom())
     if sum(tenant(other) is not None for other in others) >= MOST_TRAINERS:
-        problem = f"{MOST_TRAINERS} runs are at work at this silo"
-        raise LimitReached("trainers", problem, "Ask again once one of them has ended")
+        raise SiloBusy(f"{MOST_TRAINERS} trainers of other runs are at work here, or were within the last half minute")
 
 
 def check_room(trainers: Path, nbytes: int) -> None:

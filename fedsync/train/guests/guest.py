@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from inspect import signature
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,9 +154,9 @@ class GuestTrainer(LocalTrainer):
         def drawn() -> Rows:
             return self._sampler.take(cursor, order.planned_samples)[0]
 
-        def fetch(dataset: Dataset[Any], options: Mapping[str, Any]) -> Iterator[Any]:
-            walk = self._scout.walk(cursor, order.batch_size, order.batch_size)
-            return _KEPT.of(dataset, options).order(walk, order.max_steps)
+        def fetch(dataset: Dataset[Any], options: Mapping[str, Any], done: int) -> Iterator[Any]:
+            walk = islice(self._scout.walk(cursor, order.batch_size, order.batch_size), done, None)
+            return _KEPT.of(dataset, options).order(walk, order.max_steps - done)
 
         state = json.loads(cursor.state)
         work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order), steps)

@@ -79,6 +79,11 @@ def test_no_name_of_a_silos_is_a_formula_to_a_spreadsheet(name: str, tmp_path: P
     assert rows(tmp_path / "r-metrics.csv")[0]["value"] == "-1.5", "a number stays one"
 
 
+def test_a_folder_is_no_table() -> None:
+    with pytest.raises(ConfigError, match=r"^\.: this is a folder\. Name a file"):
+        CsvExporter(Path())
+
+
 def test_what_silos_said_is_for_the_owner_of_the_run_alone(tmp_path: Path) -> None:
     run = two_silos(tmp_path / "run")
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
