@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedsync.common.errors import FedSyncError, RunError, not_installed
 from fedsync.common.run_claim import Claim, claimed
@@ -23,6 +27,24 @@ from fedsync.silo.session.trainer_client import stop_trainers
 
 _START_S = 600.0
 """Limit of a run without any work [s]: the engine starts all silos, which takes minutes on a busy machine."""
+
+_STOP_S = 2.0
+"""Wait of an interrupted run for its silos' answers [s]; Flower's threads never end if Ray ends before the answers."""
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Interruptible:
+    """Grid whose calls raise `KeyboardInterrupt` once ``over`` is set, because signals reach only the main thread."""
+
+    def __init__(self, grid: Any, over: threading.Event) -> None:
+        self._grid, self._over = grid, over
+
+    def __getattr__(self, name: str) -> Any:
+        if self._over.is_set():
+            raise KeyboardInterrupt
+        return getattr(self._grid, name)
 
 
 def run_simulation(
@@ -78,31 +100,52 @@ def _run(
         checkpoints=0,  # its silos end with this process, so the run cannot be resumed
     )
     errors: list[FedSyncError] = []
+    over = threading.Event()
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         # Flower replaces exceptions of a ServerApp by its own, which say less.
         try:
-            strategy.run(grid)
+            strategy.run(cast(Grid, _Interruptible(grid, over)))
         except FedSyncError as error:
             errors.append(error)
+        except KeyboardInterrupt:
+            stop_trainers(home / "state")
+            time.sleep(_STOP_S)
 
     # Flower's log has a line per round at INFO; FedSync reports progress itself.
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    silos = len(cluster.silos)
+
+    def interrupt(*_: object) -> None:
+        if over.is_set():
+            raise KeyboardInterrupt
+        over.set()
+
+    silos, before = len(cluster.silos), {number: signal.getsignal(number) for number in _SIGNALS}
+    # Ray counts one processor per actor: actors only wait for the trainers of their silos.
+    engine: dict[str, Any] = {"num_cpus": silos, "_temp_dir": str(home / "ray"), "logging_level": "error"}
     try:
+        # Ray replaces the handler of SIGTERM, so it starts before Flower's engine, which uses the Ray that it finds.
+        ray.init(include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}, **engine)
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                signal.signal(number, interrupt)
         run_flower_simulation(
             server_app,
             client_app,
             num_supernodes=silos,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                # Ray counts one processor per actor: actors only wait for the trainers of their silos.
-                "init_args": {"num_cpus": silos, "_temp_dir": str(home / "ray")},
+                "init_args": {**engine, "ignore_reinit_error": True},
             },
         )
+        if over.is_set():
+            raise KeyboardInterrupt
     finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
         os.environ.pop(KEYS, None)
         stop_trainers(home / "state")
         ray.shutdown()
