@@ -22,6 +22,8 @@ from fedsync.core.silo_weight import PRECISION_UNIT, Weighting
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
 from fedsync.evaluation.version_scores import Selection
 from fedsync.model.layout import Layout, Vector, matches
+from fedsync.model.running_statistics import NAMES, Ranges
+from fedsync.model.running_statistics import statistics_of as statistics_in
 from fedsync.model.server_optimizer import ServerOptimizer
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ CAP = 2**20
 """Largest weight n_i where silos weigh by samples, and times 64 by precision. No silo's count is disclosed."""
 
 FIRST_EXPONENT = 0  # exponent of every tensor before silos have voted
+
+
+_EXACT_BITS = 12  # fewest for running statistics
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,11 @@ class EncryptionPlan:
         if self.members > self.quorum:
             problem = f"{self.members} updates in each version, but rounds have {self.quorum} silos"
             raise ConfigError("cipher.members", problem, "Write as many as rounds have at most")
+        if self.bits < _EXACT_BITS and self.averages:
+            problem = f"{self.bits} bits round running statistics of norm layers until a variance is below 0"
+            raise ConfigError(
+                "cipher.bits", problem, f"Write bits: 16, use group norm, or model.private: {list(NAMES)}"
+            )
         check_sums(self.metrics if self.seal_metrics else ())
 
     @cached_property
@@ -124,6 +134,18 @@ class EncryptionPlan:
     def sealed(self) -> Layout:
         names, shapes = self.layout.names, self.layout.shapes
         return Layout(tuple(compress(names, self._hidden)), tuple(compress(shapes, self._hidden)))
+
+    @cached_property
+    def averages(self) -> Ranges:
+        """Running statistics among the sealed values."""
+        return statistics_in(self.sealed)
+
+    @cached_property
+    def clear_averages(self) -> Ranges:
+        """Running statistics among the values in the clear."""
+        names, shapes = self.layout.names, self.layout.shapes
+        shown = [not hidden for hidden in self._hidden]
+        return statistics_in(Layout(tuple(compress(names, shown)), tuple(compress(shapes, shown))))
 
     @cached_property
     def statistics(self) -> tuple[Statistic, ...]:

@@ -159,7 +159,10 @@ def _survival(config: StrategySections) -> dict[str, bool]:
     bits = "needs sealed sums of 16 bits, of two silos or more; leave bits and only out, and write members: 2"
     coarse = sealed is not None and (sealed.bits != 16 or bool(sealed.only) or sealed.members == 1)
     if task.survival is None:
-        return {f"task.kind 'survey' {bits}": coarse}
+        uneven = sealed is not None and getattr(config.aggregation, "weight", "") != "silo"
+        steps = config.aggregation.kind != "fedavg" or config.server_optimizer is not None or config.wire.set
+        sums = "adds up sums; write aggregation: {kind: fedavg, weight: silo}, without server_optimizer and wire"
+        return {f"task.kind 'survey' {bits}": coarse, f"task.kind 'survey' {sums}": uneven or steps}
     rounds = task.survival.rounds
     problems = {
         f"takes {rounds} rounds; write stop: {{rounds: {rounds}}}": config.stop.rounds != rounds,

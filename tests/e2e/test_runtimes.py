@@ -1,6 +1,9 @@
 """The same strategy in virtual time, in Flower's simulation engine and on real Flower processes."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from fedsync.flower.flower_simulation import run_simulation
 from fedsync.observe.ledger import Ledger
 from fedsync.ops.local import run_local
 from fedsync.server.timeouts import Timeouts
-from tests.e2e.deployed import SMALL
+from tests.e2e.deployed import SMALL, wait_for
 
 SPEEDS = {"clinic-a": 60_000.0, "clinic-b": 40_000.0, "clinic-c": 20_000.0}
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": speed} for name, speed in SPEEDS.items()]})
@@ -97,6 +100,25 @@ def test_silos_that_the_simulation_engine_starts_have_ten_minutes(
     with pytest.raises(RunError, match="only the limit"):
         run_simulation(StrategyConfig.load("lb-bsp", [*SHORT, *given]), CLUSTER, tmp_path / "out")
     assert limits == [limit_s]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_simulation_engine_with_a_summary(number: signal.Signals, tmp_path: Path) -> None:
+    """Ray replaces the handler of SIGTERM, and only the main thread gets signals."""
+    out, silos = tmp_path / "out", tmp_path / "silos.yaml"
+    silos.write_text("silos:\n  - {name: a, speed: 60000}\n")
+    command = [sys.executable, "-m", "fedsync", "run", "fedavg", "--runtime", "flower", "--silos", str(silos)]
+    command += ["--out", str(out), "--set", "stop.rounds=100000", "--set", "local.steps=1"]
+    process = subprocess.Popen(command)
+    try:
+        journal = out / "journal.jsonl"
+        wait_for(lambda: journal.exists() and "Commit" in journal.read_text(), "no round has ended", 180.0)
+        process.send_signal(number)
+        assert process.wait(timeout=90) == 130
+    finally:
+        process.kill()
+    assert json.loads((out / "summary.json").read_text())["rounds"] >= 1
 
 
 @pytest.mark.full

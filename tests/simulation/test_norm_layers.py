@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.run import run_virtual
@@ -29,13 +30,38 @@ class Narrow(Task):
 '''
 
 
-@pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: pad, metrics: plain, examples: 400}"])
-def test_running_variances_stay_positive_where_silos_do_unequal_steps(cipher: str, tmp_path: Path) -> None:
-    (tmp_path / "narrow.py").write_text(TASK)
-    task = f"task={{kind: custom, file: {tmp_path / 'narrow.py'}}}"
-    fixed = "barrier={kind: fsp, passes: 9.0, interval: {kind: fixed, interval_s: 2.0}}"
-    config = StrategyConfig.load("fsp", [task, fixed, f"cipher={cipher}", "stop={rounds: 1}", "local.threads=1"])
+PAD = "cipher={kind: pad, metrics: plain, examples: 400}"
+LIMITED = "barrier={kind: fsp, passes: 9.0, interval: {kind: fixed, interval_s: 2.0}}"
+
+
+def variance(folder: Path, *changes: str) -> torch.Tensor:
+    """The running variance after a round in which one of two silos does a hundred times as many steps."""
+    (folder / "narrow.py").write_text(TASK)
+    task = f"task={{kind: custom, file: {folder / 'narrow.py'}}}"
+    config = StrategyConfig.load("fsp", [task, LIMITED, "stop={rounds: 1}", "local.threads=1", *changes])
     silos = [SiloConfig(name=name, speed=speed) for name, speed in (("a", 3200.0), ("b", 16.0))]
-    run_virtual(config, ClusterConfig(silos=silos), tmp_path / "out")
-    variance = torch.load(tmp_path / "out" / "model.pt")["0.running_var"]
-    assert (variance > 0).all() and (variance < 0.9).all(), variance
+    run_virtual(config, ClusterConfig(silos=silos), folder / "out")
+    found: torch.Tensor = torch.load(folder / "out" / "model.pt")["0.running_var"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [PAD],
+        [PAD[:-1] + ", only: ['1.*']}"],
+        ["aggregation={kind: fednova, weight: examples, server_rate: 3.0}"],
+        [PAD, "aggregation={kind: fednova, weight: examples, server_rate: 3.0}"],
+        [PAD, "aggregation={kind: fedbuff, server_rate: 3.0, staleness: {kind: constant}}"],
+    ],
+    ids=["plain", "sealed", "in the clear", "plain, far", "sealed, far", "sealed, not normalised"],
+)
+def test_running_variances_stay_positive_where_silos_do_unequal_steps(changes: list[str], tmp_path: Path) -> None:
+    found = variance(tmp_path, *changes)
+    assert (found > 0).all() and (found < 0.9).all(), found
+
+
+def test_few_bits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cipher\.bits.*Write bits: 16, use group norm"):
+        variance(tmp_path, PAD[:-1] + ", bits: 8}")

@@ -22,6 +22,7 @@ from fedsync.common.errors import ProtocolError
 from fedsync.core.state import Names, fill, named
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
+from fedsync.model.running_statistics import Ranges
 from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
@@ -282,9 +283,12 @@ class Gathered:
     summed: bool
 
     @classmethod
-    def of(cls, updates: Mapping[str, Update], weights: Mapping[str, float], clear_values: int) -> Gathered:
+    def of(
+        cls, updates: Mapping[str, Update], weights: Mapping[str, float], clear_values: int, averages: Ranges = ()
+    ) -> Gathered:
         """Group the updates that count; scale their clear values up for the weight of updates that do not count. A
-        region's sum is in ``updates`` under the id of each member.
+        region's sum is in ``updates`` under the id of each member. ``averages`` are running statistics in the clear,
+        see `fedsync.model.plain_aggregator`.
         """
         share = sum(weights[update_id] for update_id in updates) / sum(weights.values())
         clear = np.zeros(clear_values, dtype=np.float32)
@@ -296,4 +300,6 @@ class Gathered:
             singles += update.singles
             weight = sum(weights[update_id] for update_id in update.update_ids)
             clear += np.float32(weight / share) * update.clear
+        for start, stop in averages:
+            clear[start:stop] /= np.float32(max(sum(weights.values()), 1.0))
         return cls(by_grid, tuple(singles), clear, len(apart) < len(singles))

@@ -234,7 +234,7 @@ class EncryptedAggregator:
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
         updates = self._inbox.take(commit.weights, self._chain.newest)
-        gathered = Gathered.of(updates, commit.weights, self._plan.clear_values)
+        gathered = Gathered.of(updates, commit.weights, self._plan.clear_values, self._plan.clear_averages)
         version, chunks = self._chain.newest + 1, self._plan.chunks
         members = tuple(single.head.members[0] for single in gathered.singles)
         sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(gathered.by_grid.items()))

@@ -51,7 +51,6 @@ from fedsync.core.orders import PooledFigures, Subject
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.control_variates import backed
 from fedsync.model.layout import Vector
-from fedsync.model.running_statistics import statistics_of
 from fedsync.model.server_optimizer import ServerOptimizer
 from fedsync.model.transfer import Payload
 
@@ -255,8 +254,10 @@ class Opener:
                 grids[one.head.grid].decode(slots, factor, change, len(one.head.members), SERVER)
         sane = _bounded(change)
         shown = needed_exponents(change, plan.sealed, 1 / factor, plan.bits) if sane else plan.first_exponents
-        for start, stop in statistics_of(plan.sealed) if weighting.normalised else ():
-            change[start:stop] /= np.float32(added_up.effective_progress)  # silos divided these by no progress
+        # These follow a mean: silos divided them by no progress, and no rate carries them further.
+        beyond = max(weighting.rate, 1.0) * (added_up.effective_progress if weighting.normalised else 1.0)
+        for start, stop in plan.averages:
+            change[start:stop] /= np.float32(beyond)
         return _Opened(plan.unite(change, clear), added_up, tuple(tallies), shown)
 
     def _tally(self, slots: Slots, sealed: Authentic) -> Tally:

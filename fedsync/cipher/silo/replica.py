@@ -45,7 +45,6 @@ from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import ArrayKeeper, digest
 from fedsync.model.layout import Vector, as_bytes
-from fedsync.model.running_statistics import statistics_of
 from fedsync.model.transfer import OtherVersion, Payload
 
 logger = foreign.logger(__name__)
@@ -284,9 +283,9 @@ class EncryptedReplica:
     def _divided(self, update: Vector, steps: int) -> tuple[Vector, Vector]:
         """Parts of an update for the seal and in the clear; for running statistics, undoes `_factor`'s division."""
         sealed, clear = self._plan.divide(update)
-        if self._plan.weighting.normalised and (ranges := statistics_of(self._plan.sealed)):
+        if self._plan.weighting.normalised and self._plan.averages:
             sealed = sealed.copy()
-            for start, stop in ranges:
+            for start, stop in self._plan.averages:
                 sealed[start:stop] *= np.float32(self._plan.weighting.progress(steps))
         return sealed, clear
 
