@@ -66,7 +66,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	for script in $$(grep -l '__name__ == "__main__"' bench/*/*.py bench/*/*/*.py | grep -v soak.py); do $(BIN)/python $$script || exit 1; done
 
-# The fault campaign of docs/internals/fault-tests.md, two to three hours: every fault ten times, then a thousand orders.
+# The fault campaign of docs/internals/fault-tests.md, more than an hour: every fault ten times, then a thousand orders.
 soak: $(STAMP)
 	$(BIN)/python bench/faults/soak.py
 	$(BIN)/python bench/faults/soak.py --orders 1000
