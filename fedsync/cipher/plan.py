@@ -22,7 +22,7 @@ from fedsync.core.silo_weight import PRECISION_UNIT, Weighting
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
 from fedsync.evaluation.version_scores import Selection
 from fedsync.model.layout import Layout, Vector, matches
-from fedsync.model.running_statistics import NAMES, Ranges
+from fedsync.model.running_statistics import INSTEAD, Ranges
 from fedsync.model.running_statistics import statistics_of as statistics_in
 from fedsync.model.server_optimizer import ServerOptimizer
 
@@ -35,7 +35,6 @@ CAP = 2**20
 """Largest weight n_i where silos weigh by samples, and times 64 by precision. No silo's count is disclosed."""
 
 FIRST_EXPONENT = 0  # exponent of every tensor before silos have voted
-
 
 _EXACT_BITS = 12  # fewest for running statistics
 
@@ -94,9 +93,7 @@ class EncryptionPlan:
             raise ConfigError("cipher.members", problem, "Write as many as rounds have at most")
         if self.bits < _EXACT_BITS and self.averages:
             problem = f"{self.bits} bits round running statistics of norm layers until a variance is below 0"
-            raise ConfigError(
-                "cipher.bits", problem, f"Write bits: 16, use group norm, or model.private: {list(NAMES)}"
-            )
+            raise ConfigError("cipher.bits", problem, f"Write bits: 16, use {INSTEAD}")
         check_sums(self.metrics if self.seal_metrics else ())
 
     @cached_property
@@ -132,8 +129,11 @@ class EncryptionPlan:
 
     @cached_property
     def sealed(self) -> Layout:
+        return self._part(self._hidden)
+
+    def _part(self, chosen: Sequence[bool]) -> Layout:
         names, shapes = self.layout.names, self.layout.shapes
-        return Layout(tuple(compress(names, self._hidden)), tuple(compress(shapes, self._hidden)))
+        return Layout(tuple(compress(names, chosen)), tuple(compress(shapes, chosen)))
 
     @cached_property
     def averages(self) -> Ranges:
@@ -143,9 +143,7 @@ class EncryptionPlan:
     @cached_property
     def clear_averages(self) -> Ranges:
         """Running statistics among the values in the clear."""
-        names, shapes = self.layout.names, self.layout.shapes
-        shown = [not hidden for hidden in self._hidden]
-        return statistics_in(Layout(tuple(compress(names, shown)), tuple(compress(shapes, shown))))
+        return statistics_in(self._part([not hidden for hidden in self._hidden]))
 
     @cached_property
     def statistics(self) -> tuple[Statistic, ...]:

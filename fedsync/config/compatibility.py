@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
 from fedsync.config.private_runs import private
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
-
-AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
 _PLAIN = "or write cipher.metrics: plain, if the silos' owners allow it"
 _MANY = "many: bsp, a-bsp, fsp or elastic"
@@ -158,19 +154,16 @@ def _survival(config: StrategySections) -> dict[str, bool]:
     sealed = sealing(config.cipher)
     bits = "needs sealed sums of 16 bits, of two silos or more; leave bits and only out, and write members: 2"
     coarse = sealed is not None and (sealed.bits != 16 or bool(sealed.only) or sealed.members == 1)
+    sums = "adds up sums; write aggregation: {kind: fedavg, weight: silo}, without server_optimizer"
+    weighed = getattr(config.aggregation, "weight", "") != "silo"
+    other = config.aggregation.kind != "fedavg" or config.server_optimizer is not None
     if task.survival is None:
-        uneven = sealed is not None and getattr(config.aggregation, "weight", "") != "silo"
-        steps = config.aggregation.kind != "fedavg" or config.server_optimizer is not None or config.wire.set
-        sums = "adds up sums; write aggregation: {kind: fedavg, weight: silo}, without server_optimizer and wire"
-        return {f"task.kind 'survey' {bits}": coarse, f"task.kind 'survey' {sums}": uneven or steps}
+        changed = other or config.wire.set or (weighed and sealed is not None)
+        return {f"task.kind 'survey' {bits}": coarse, f"task.kind 'survey' {sums} and wire": changed}
     rounds = task.survival.rounds
     problems = {
         f"takes {rounds} rounds; write stop: {{rounds: {rounds}}}": config.stop.rounds != rounds,
-        "adds up sums; write aggregation: {kind: fedavg, weight: silo}, without server_optimizer": (
-            config.aggregation.kind != "fedavg"
-            or getattr(config.aggregation, "weight", "") != "silo"
-            or config.server_optimizer is not None
-        ),
+        sums: other or weighed,
         "needs all silos in each round; write barrier: {kind: bsp, complete: true}": (
             config.barrier.kind != "bsp" or not getattr(config.barrier, "complete", False)
         ),

@@ -31,7 +31,6 @@ _START_S = 600.0
 _STOP_S = 2.0
 """Wait of an interrupted run for its silos' answers [s]; Flower's threads never end if Ray ends before the answers."""
 
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -122,15 +121,15 @@ def _run(
             raise KeyboardInterrupt
         over.set()
 
-    silos, before = len(cluster.silos), {number: signal.getsignal(number) for number in _SIGNALS}
+    silos, in_main = len(cluster.silos), threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in _SIGNALS} if in_main else {}
     # Ray counts one processor per actor: actors only wait for the trainers of their silos.
     engine: dict[str, Any] = {"num_cpus": silos, "_temp_dir": str(home / "ray"), "logging_level": "error"}
     try:
         # Ray replaces the handler of SIGTERM, so it starts before Flower's engine, which uses the Ray that it finds.
         ray.init(include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}, **engine)
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                signal.signal(number, interrupt)
+        for number in before:
+            signal.signal(number, interrupt)
         run_flower_simulation(
             server_app,
             client_app,
@@ -143,9 +142,8 @@ def _run(
         if over.is_set():
             raise KeyboardInterrupt
     finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         os.environ.pop(KEYS, None)
         stop_trainers(home / "state")
         ray.shutdown()

@@ -205,7 +205,7 @@ class PlainAggregator(InTheClear):
                 else:
                     np.multiply(update, np.float32(weight), out=scaled)
                 for part in within(self._statistics, start, stop) if self._statistics else ():
-                    scaled[part.start - start : part.stop - start] *= share
+                    scaled[part] *= share
                 new += scaled
             give_back(*taken.payloads.values(), *(base for _, base in bases.values()))
             if before is not None:

@@ -20,6 +20,8 @@ from fedsync.model.transfer import Payload
 NAMES = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Patterns of the names that torch gives them."""
 
+INSTEAD = f"group norm, or keep them at the silos: model.private: {list(NAMES)}"
+
 Ranges = tuple[tuple[int, int], ...]
 """Start and stop of ranges in the flat vector, ascending."""
 
@@ -31,10 +33,11 @@ def statistics_of(layout: Layout) -> Ranges:
 
 
 def within(ranges: Ranges, start: int, stop: int) -> Iterator[slice]:
-    """Yield the parts of ``ranges`` between ``start`` and ``stop``."""
+    """Yield the parts of ``ranges`` in the span from ``start`` to ``stop``, counted from ``start``."""
     for low, high in ranges:
-        if max(low, start) < min(high, stop):
-            yield slice(max(low, start), min(high, stop))
+        first, last = max(low, start), min(high, stop)
+        if first < last:
+            yield slice(first - start, last - start)
 
 
 def fitted(wire: Wire, layout: Layout) -> Wire:
@@ -79,12 +82,12 @@ class ExactStatistics:
 
     def decode(self, payload: Payload, start: int, stop: int) -> Vector:
         values = self.inner.decode(payload[self._bytes :], start, stop)
-        exact, place = payload[: self._bytes].view(np.float32), 0
-        for low, high in self.ranges:
-            first, last = max(low, start), min(high, stop)
-            if first < last:
-                values[first - start : last - start] = exact[place + first - low : place + last - low]
-            place += high - low
+        exact = payload[: self._bytes].view(np.float32)
+        place = sum(part.stop - part.start for part in within(self.ranges, 0, start))
+        for part in within(self.ranges, start, stop):
+            following = place + part.stop - part.start
+            values[part] = exact[place:following]
+            place = following
         return values
 
 
@@ -102,5 +105,5 @@ class _Without:
     def __getitem__(self, span: slice, /) -> Vector:
         values = self.vector[span].copy()
         for part in within(self.ranges, span.start or 0, span.stop):
-            values[part.start - (span.start or 0) : part.stop - (span.start or 0)] = 0
+            values[part] = 0
         return values

@@ -135,7 +135,7 @@ class ServerOptimizer(ABC):
             made = self._step(parts, bounded(change[start:stop]))
             made *= factor
             for part in within(self.statistics, start, stop):
-                made[part.start - start : part.stop - start] = change[part]
+                made[part] = change[start:stop][part]
             give_back(change, *vectors)
             return bounded(made)
 

@@ -184,13 +184,13 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         _check_idle(folder, died=died)
         if record.number:
             withdraw(record.number, CONNECTION, flower_environment(Path(config.state)))
-        # Remove these before the submission, because the new server process may write them at once.
         stale = {file: file.read_bytes() for name in (ERROR_FILE, SUMMARY) if (file := folder / name).exists()}
         resume = "yes" if newest_version(folder) is not None else ""
         # The folder may have moved since the start.
         paths = {"strategy": folder / STRATEGY_FILE, "silos": folder / _SILOS, "out": folder, "control": folder}
         here = {key: str(path) for key, path in paths.items() if record.settings.get(key)}
         try:
+            # Removed before the submission, because the new server process may write them at once.
             for file in (*stale, folder / PID_FILE):
                 file.unlink(missing_ok=True)
             hand_over(config, folder, {**record.settings, **here, "keys": config.keys or "", "resume": resume})

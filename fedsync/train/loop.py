@@ -230,20 +230,19 @@ class Trainer(LocalTrainer):
         have some, float64 [4]; and the inputs of metrics. An own score counts a label for each sample.
         """
         batch, found = samples.take(rows), _NOTHING
-        counts = [torch.tensor(len(rows), device=self._device)] * 2
         if type(self._task).score is Task.score:
             outputs, targets = self._task.predict(self._model, batch)
-            if type(self._task).assess is Task.assess:
-                loss, correct, *counts = label_sums(outputs, targets)
-            else:
-                loss, correct = self._task.assess(outputs, targets)
+            assess = label_sums if type(self._task).assess is Task.assess else self._task.assess
+            scored = torch.stack([each.double() for each in assess(outputs, targets)])
         else:
-            loss, correct = self._task.score(self._model, batch)
+            scored = torch.stack([each.double() for each in self._task.score(self._model, batch)])
             if self._measuring:
                 outputs, targets = self._task.predict(self._model, batch)
         if self._measuring:
             found = self._measuring.of(outputs, targets, rows, tested)
-        return torch.stack([each.double() for each in (loss, correct, *counts)]), found
+        if len(scored) == 2:
+            scored = torch.cat([scored, scored.new_full((2,), len(rows))])
+        return scored, found
 
     def _reset(self) -> None:
         self._model.zero_grad()

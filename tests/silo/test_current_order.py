@@ -162,7 +162,7 @@ def test_what_hangs_fails_and_what_waits_for_it_is_to_be_sent_again(silo: Silo, 
 
 
 def test_a_model_is_evaluated_after_the_order_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes with it continues what the order brings."""
+    """Its payload continues the version that the order brings."""
     go_on, seen = threading.Event(), list[str]()
     spec = RunSpec.of(StrategyConfig.load("fedavg", ["task={kind: digits}"]), None, 1)
     service = TrainerService(Identity(spec.dump(), 0, "a", resources=False), tmp_path)

@@ -194,7 +194,7 @@ def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roste
     names = [field.name for field in dataclasses.fields(order) if field.name not in OWN]
     # A float's repr is exact.
     said = {name: repr(getattr(order, name)).encode() for name in names}
-    said |= {"budget": str(order.budget_s is None).encode()}
+    said["budget"] = str(order.budget_s is None).encode()
     bound = [b"fedsync mask context 3", run, chain, attempt.to_bytes(8, "little"), roster.digest, pack_named(said)]
     return hashlib.sha256(pack(bound)).digest()
 

@@ -25,7 +25,7 @@ from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.orders import Cursor, Evaluation, WorkOrder, WorkReport
 from fedsync.model.layout import Layout, Vector
-from fedsync.model.running_statistics import NAMES, statistics_of
+from fedsync.model.running_statistics import INSTEAD, statistics_of
 from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
@@ -315,8 +315,7 @@ def privacy_guard(
 def _check_statistics(layout: Layout) -> None:
     if statistics_of(layout):
         problem = "running statistics of norm layers change more than weights, and would take most of privacy.clip"
-        remedy = f"Use group norm, or keep them at the silos: model.private: {list(NAMES)}"
-        raise ConfigError("privacy.kind 'silo-noise'", problem, remedy)
+        raise ConfigError("privacy.kind 'silo-noise'", problem, f"Use {INSTEAD}")
 
 
 def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list[PrivacyLedger]:
