@@ -3,14 +3,14 @@
 This module runs nothing. A search is a generator. It yields the point to measure and the longest time worth waiting for
 it, is sent the seconds, and returns the best point. So many searches can proceed side by side.
 
-It uses successive halving, for all alike: all points of the grid run with the first seed, and the best quarter with
-the others. If the best of these lies at an edge of the grid, the grid grows by one there, and the search continues. One
-local step is the minimum, so an optimum there is not an edge.
+It uses successive halving, for all alike: all points of the grid run with the first third of the seeds, and the best
+quarter with the others, too. If the best of these lies at an edge of the grid, the grid grows by one there, and the
+search continues. One local step is the minimum, so an optimum there is not an edge.
 
-Runs that cannot change the outcome are cut short. A point is dropped if enough points to fill the best quarter are
-faster with the first seed. A point of that quarter is dropped if it would be behind the best so far even if its last
-seeds took no time. Such a run ends at that bound, and its point is known to be slower. The winning point and its score
-are those of a search without bounds (a test in ``tests/test_target.py``).
+Runs that cannot change the outcome are cut short. A point is dropped if, even if its remaining seeds took no time, it
+would be behind enough points to fill the best quarter, or, in that quarter, behind the best so far. Such a run ends at
+that bound, and its point is known to be slower. The winning point and its score are those of a search without bounds (a
+test in ``tests/test_target.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from itertools import product
 TAUS = (1, 2, 5, 10, 20, 40, 80, 160, 320)
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """All that a grid may grow to."""
+
+FIRST_SEEDS = 1 / 3
+"""Share of the seeds that all points run with."""
 
 KEPT = 1 / 4
 """Share of the points that run with all seeds."""
@@ -151,7 +154,7 @@ def search(seeds: Sequence[int], *, small: bool = False, near: Point = FIRST, le
     """Find the best point.
 
     Args:
-        seeds: the first is that of all points.
+        seeds: all points run with the first third of them.
         small: begin with three values of each instead of six and three, and do not grow.
         near: points close to this one run first.
         least: seconds that no run goes below.
@@ -163,7 +166,8 @@ def search(seeds: Sequence[int], *, small: bool = False, near: Point = FIRST, le
     while True:
         points = [Point(int(steps), each) for steps, each in product(tau.values, rate.values)]
         points.sort(key=lambda point: (_apart(point, best), point))
-        kept = yield from _quarter(points, seeds[0], math.ceil(KEPT * len(points)), known)
+        first = seeds[: math.ceil(FIRST_SEEDS * len(seeds))]
+        kept = yield from _quarter(points, first, math.ceil(KEPT * len(points)), known, least)
         best, found = yield from _best(kept, seeds, known, least)
         interior = tau.inside(best.tau) and rate.inside(best.rate)
         grown = False if small else any([tau.grow(best.tau), rate.grow(best.rate)])
@@ -178,35 +182,43 @@ def _apart(one: Point, other: Point) -> int:
 
 
 def _quarter(
-    points: Sequence[Point], seed: int, count: int, known: Known
+    points: Sequence[Point], seeds: Sequence[int], count: int, known: Known, least: float
 ) -> Generator[dict[Asked, float], Mapping[Asked, Seen], list[Point]]:
-    """The ``count`` best points with one seed, the best first; ties go to the lesser point."""
+    """The ``count`` best points with these seeds, the best first; ties go to the lesser point."""
     while True:
-        done = sorted((known[p, seed].seconds, p) for p in points if (p, seed) in known and not known[p, seed].more)
-        within = done[count - 1][0] if len(done) >= count else math.inf
-        # Those that were given up while the grid was smaller come last, the nearest to their bound first.
-        unsettled = [p for p in points if (p, seed) not in known]
-        given_up = [p for p in points if (p, seed) in known and not known[p, seed].settles(within)]
-        unsettled += sorted(given_up, key=lambda p: known[p, seed].seconds)
-        if not unsettled:
+        done = sorted((found, p) for p in points if (found := _score_of(p, seeds, known)) is not None)
+        bar = done[count - 1][0] if len(done) >= count else (len(seeds) + 1, math.inf)
+        open_ones = [each for p in points if (each := _next_of(p, seeds, bar, known, least)) is not None]
+        if not open_ones:
             return [point for _, point in done[:count]]
-        known |= yield {(unsettled[0], seed): within}
+        # Those that were given up while the grid was smaller come last, the nearest to their bound first.
+        asked, within = min(open_ones, key=lambda each: known[each[0]].seconds if each[0] in known else 0.0)
+        known |= yield {asked: within}
 
 
 def _best(kept: Sequence[Point], seeds: Sequence[int], known: Known, least: float) -> Asking:
     """The best point with all seeds, and its score; ties go to the lesser point."""
     best: tuple[Score, Point] = (len(seeds), math.inf), Point(max(TAUS) + 1, math.inf)
     for point in kept:
-        while True:
-            results = {seed: known.get((point, seed)) for seed in seeds}
-            done = [each.seconds for each in results.values() if each is not None and not each.more]
-            if len(done) == len(seeds):
-                best = min(best, (score(done), point))
-                break
-            within = worth(best[0], done, len(seeds) - len(done), least)
-            unsettled = [s for s, each in results.items() if each is None or each.more]
-            behind = any(each is not None and each.more and each.settles(within) for each in results.values())
-            if behind or within < least:
-                break
-            known |= yield {(point, unsettled[0]): within}
+        while (more := _next_of(point, seeds, best[0], known, least)) is not None:
+            known |= yield {more[0]: more[1]}
+        if (found := _score_of(point, seeds, known)) is not None:
+            best = min(best, (found, point))
     return best[1], best[0]
+
+
+def _score_of(point: Point, seeds: Sequence[int], known: Known) -> Score | None:
+    """Score of a point; None until it ran to the end with all seeds."""
+    results = [known.get((point, seed)) for seed in seeds]
+    done = [each.seconds for each in results if each is not None and not each.more]
+    return score(done) if len(done) == len(seeds) else None
+
+
+def _next_of(point: Point, seeds: Sequence[int], best: Score, known: Known, least: float) -> tuple[Asked, float] | None:
+    """The next run of a point, and the seconds up to which it matters; None if all ran or it is behind ``best``."""
+    results = {seed: known.get((point, seed)) for seed in seeds}
+    done = [each.seconds for each in results.values() if each is not None and not each.more]
+    unsettled = [seed for seed, each in results.items() if each is None or each.more]
+    within = worth(best, done, len(unsettled), least)
+    behind = any(each is not None and each.more and each.settles(within) for each in results.values())
+    return None if not unsettled or behind or within < least else ((point, unsettled[0]), within)
