@@ -56,6 +56,10 @@ _EXTRAS = {
         **{kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman")},
         **dict.fromkeys(("lstm", "rnn"), "fedsync.extras.predictors.recurrent"),
     },
+    "interval": {
+        **dict.fromkeys(("binary", "linear"), "fedsync.extras.intervals.published"),
+        "climb": "fedsync.extras.intervals.climbing",
+    },
     "data": {
         **{kind: f"fedsync.extras.generators.{kind}" for kind in ("digits28", "keywords")},
         **dict.fromkeys(("blobs", "sparse", "ratings"), "fedsync.extras.generators.numbers"),

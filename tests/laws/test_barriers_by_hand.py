@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsync.extras.intervals.published import FittedInterval
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
-from fedsync.policies.barrier.intervals import FittedInterval, FixedInterval
+from fedsync.policies.barrier.intervals import FixedInterval
 from fedsync.policies.barrier.kinds.bulk import Absp, OnTime
 from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic

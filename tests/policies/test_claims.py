@@ -6,9 +6,9 @@ import pytest
 
 from fedsync.core.orders import UpdateMeta, mean_loss
 from fedsync.core.protocols import SpeedSample
+from fedsync.extras.intervals.climbing import ClimbingInterval
+from fedsync.extras.intervals.published import FittedInterval
 from fedsync.extras.predictors.arima import Arima
-from fedsync.policies.barrier.climbing import ClimbingInterval
-from fedsync.policies.barrier.intervals import FittedInterval
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late
 from fedsync.policies.schema import kinds
 from tests.laws.kinds import configuration, examples

@@ -14,9 +14,9 @@ from fedsync.common.errors import FedSyncError
 from fedsync.core.actions import Commit
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
+from fedsync.extras.intervals.published import FittedInterval
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.policies.balance.by_forecast import ProportionalBalancer
-from fedsync.policies.barrier.intervals import FittedInterval
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.elastic import find_sync_point
 from fedsync.policies.barrier.wrappers.late_orders import Quorum

@@ -8,7 +8,8 @@ import numpy as np
 
 from bench.papers.independent import paper_intervals
 from bench.papers.independent.finding import Finding
-from fedsync.policies.barrier.intervals import FittedInterval, HalvingInterval, IntervalRound
+from fedsync.extras.intervals.published import FittedInterval, HalvingInterval
+from fedsync.policies.barrier.intervals import IntervalRound
 
 
 def fspb(cases: int, rng: np.random.Generator) -> Finding:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedsync.policies.barrier.climbing import ClimbingInterval, relative_rate, score
+from fedsync.extras.intervals.climbing import ClimbingInterval, relative_rate, score
 from fedsync.policies.barrier.intervals import IntervalRound
 from tests.policies.barrier.make import follow, lengths
 

@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 
 from fedsync.core.actions import Commit, Dispatch, Rollback, Savepoint
 from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.extras.intervals.climbing import ClimbingInterval
+from fedsync.extras.intervals.published import FittedInterval, HalvingInterval, QualityFit
 from fedsync.model.layout import Vector
-from fedsync.policies.barrier.climbing import ClimbingInterval
-from fedsync.policies.barrier.intervals import (
-    FittedInterval,
-    HalvingInterval,
-    IntervalPolicy,
-    IntervalRound,
-    QualityFit,
-)
+from fedsync.policies.barrier.intervals import IntervalPolicy, IntervalRound
 from tests.policies.barrier.make import follow, lengths, race
 
 # Halving.

@@ -1,7 +1,7 @@
 """Search for the length of time-bounded rounds, from the shortest interval upwards.
 
-`HalvingInterval` begins with a long interval, whose trials take long. The loss falls most steeply in the first rounds,
-so any later, shorter interval looks worse (the paper's "false positive").
+`HalvingInterval` (module `published`) begins with a long interval, whose trials take long. The loss falls most steeply
+in the first rounds, so any later, shorter interval looks worse (the paper's "false positive").
 """
 
 from __future__ import annotations
