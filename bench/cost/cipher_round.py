@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding import tally
-from fedsync.cipher.encoding.fields import annex_digest
+from fedsync.cipher.encoding.fields import annex_digest, pack_named
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator, added
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
-from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair, least_survivors
 from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, Survivors, read_question
 from fedsync.cipher.masking.masked_work import WorkDone

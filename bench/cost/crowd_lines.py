@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsync.model.transfer import Payload
 from fedsync.transport.join import Join, digest_of
-from fedsync.transport.questions import BASE, BESIDE_BYTES, FrameHead
+from fedsync.transport.port import BASE, BESIDE_BYTES, FrameHead
 
 
 @dataclass(frozen=True, slots=True)

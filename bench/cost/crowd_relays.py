@@ -15,7 +15,7 @@ from fedsync.extras.relays.relay import RelayService
 from fedsync.extras.relays.relay_messages import RegionAsk, RelayedNode
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import Request, write_request
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.port import SiloAnswer
 
 HELD = 4
 """Messages of a relay that it holds or works on at the same time."""

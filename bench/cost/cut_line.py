@@ -20,7 +20,7 @@ import numpy as np
 from bench.common import print_table, write_json
 from fedsync.model.chunked_arrays import map_file
 from fedsync.transport.hub_line import HubLine, ReceivedQuestion
-from fedsync.transport.questions import BASE, Blob, SiloQuestion
+from fedsync.transport.port import BASE, Blob, SiloQuestion
 from tests.transport.hubs import Served, served
 
 MIB = 2**20

@@ -29,7 +29,7 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub_line import HubLine
 from fedsync.transport.join import Join, new_secret
-from fedsync.transport.questions import BASE, Blob, SiloQuestion
+from fedsync.transport.port import BASE, Blob, SiloQuestion
 
 
 def silo(join: Join, folder: Path) -> None:

@@ -28,7 +28,7 @@ import psutil
 
 from bench.common import print_table, write_json
 from bench.faults.soak_federation import Federation
-from fedsync.cipher.masking.frames import unpack_named
+from fedsync.cipher.encoding.fields import unpack_named
 from fedsync.config.strategy import StrategyConfig
 from fedsync.ops.runs import stop_run, submit_run
 from fedsync.server import checkpoints

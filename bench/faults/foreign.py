@@ -40,7 +40,7 @@ from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import ANSWER, AskModel, Collect, Identity, InProgress, Reply, Train, exchange
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
 from fedsync.silo.session.trainer_folder import tenant
 

@@ -34,7 +34,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.silo.owner.owner_policy import owner_environment
 from fedsync.silo.protocol import ANSWER, Identity, Train, read_reply, write_request
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.service import TrainerService
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 

@@ -23,7 +23,7 @@ from fedsync.ops import programs
 from fedsync.silo.agent import agent, answers
 from fedsync.silo.protocol import Ask, Identity, read_reply
 from fedsync.transport.hub_line import HubLine, ReceivedQuestion
-from fedsync.transport.questions import HEAD, FrameHead
+from fedsync.transport.port import HEAD, FrameHead
 
 LIE, FILE = "lie", "FEDSYNC_SOAK_LIE"
 """Name of the file, and the variable of the environment that says where it is."""

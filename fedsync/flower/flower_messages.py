@@ -15,7 +15,7 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.common.foreign import shown
 from fedsync.flower.payloads import SMALL_BYTES, pack, unpack
 from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
-from fedsync.transport.questions import Blob, SiloQuestion
+from fedsync.transport.port import Blob, SiloQuestion
 
 _RECORD, _SPEC, _TEXT, _PAYLOAD, _RELAY, _JOIN = "fedsync", "spec", "text", "payload", "relay", "join"
 _READ = 10_000

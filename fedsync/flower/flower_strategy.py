@@ -29,8 +29,16 @@ from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.flower import payloads
 from fedsync.flower.first_model import ask_for_model, given_by, model_writer, task_model
 from fedsync.flower.hub_transport import way_to_silos
-from fedsync.flower.result import BestModel, EvaluateFn, FinalModel, RunResult, ServerEvaluation, fill_metrics
-from fedsync.flower.run_log import RoundLog, logger
+from fedsync.flower.result import (
+    BestModel,
+    EvaluateFn,
+    FinalModel,
+    RoundLog,
+    RunResult,
+    ServerEvaluation,
+    fill_metrics,
+    logger,
+)
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
 from fedsync.flower.uncalled_methods import unexpected

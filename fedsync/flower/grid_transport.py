@@ -14,8 +14,7 @@ from flwr.serverapp import Grid
 
 from fedsync.common.errors import ProtocolError
 from fedsync.flower import flower_messages as messages
-from fedsync.transport.port import Peer
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.transport.port import Peer, SiloAnswer, SiloQuestion
 
 
 class GridTransport:

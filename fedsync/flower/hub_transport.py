@@ -36,8 +36,7 @@ from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.join import read_authority
-from fedsync.transport.port import Peer, Transport
-from fedsync.transport.questions import BASE, BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
+from fedsync.transport.port import BASE, BESIDE_BYTES, Blob, Peer, SiloAnswer, SiloQuestion, Transport
 
 logger = foreign.logger(__name__)
 

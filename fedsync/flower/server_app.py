@@ -40,7 +40,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.flower.hub_transport import way_to_silos
-from fedsync.flower.run_log import kept_log
+from fedsync.flower.result import kept_log
 from fedsync.server.checkpoints import clear
 from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 

@@ -5,7 +5,7 @@ next update (error feedback). So the sum of the sent updates equals the sum of t
 residual. With `Int8` the residual is smaller than the worst-case loss of one update. With `TopK` it grows to about the
 sum of the unsent values.
 
-- The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.order_results`). So a
+- The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.current_order`). So a
   repeated order yields the same bytes, and a killed trainer repeats its order with the earlier residual.
 - The residual is stored times n_i / a_i, its factor in a commit (`Weighting`). The next update is weighed by its own
   order, which may have other steps and another batch size.

@@ -16,8 +16,7 @@ from fedsync.evaluation.version_scores import Scores, Settled, numbers_of
 from fedsync.model.broadcast_compression import HEAD_BYTES
 from fedsync.model.plain_replica import RECEIVED
 from fedsync.observe.lost_silos import LostSilo, LostSilos, expected_of
-from fedsync.observe.quality.evaluations import JudgedModels
-from fedsync.observe.quality.final_scores import FinalScores
+from fedsync.observe.quality.evaluations import FinalScores, JudgedModels
 from fedsync.observe.rounds import (
     EndedOrder,
     MetricPool,

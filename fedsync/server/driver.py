@@ -73,8 +73,7 @@ from fedsync.silo.protocol import (
     Snapshot,
     Train,
 )
-from fedsync.transport.port import Transport
-from fedsync.transport.questions import SiloAnswer, needed
+from fedsync.transport.port import SiloAnswer, Transport, needed
 
 logger = foreign.logger(__name__)
 

@@ -29,8 +29,7 @@ from fedsync.silo.owner.refusals import (
     listed,
 )
 from fedsync.silo.protocol import Hello, Refusal, Refused
-from fedsync.transport.port import Transport
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.port import SiloAnswer, Transport
 
 if TYPE_CHECKING:
     from fedsync.extras.relays.region_clients import Regions

@@ -41,8 +41,7 @@ from fedsync.silo.protocol import (
     read_reply,
     write_request,
 )
-from fedsync.transport.port import Transport
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.transport.port import SiloAnswer, SiloQuestion, Transport
 
 if TYPE_CHECKING:
     from fedsync.extras.relays.region_clients import RelayedRequest

@@ -24,7 +24,7 @@ from fedsync.model.layout import Layout, Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.machine.device import seeded
-from fedsync.train.machine.memory import FittingModel
+from fedsync.train.machine.resources import FittingModel
 from fedsync.train.module_parts import PrivateParts, frozen_digest, parts_of
 from fedsync.train.silo_trainer import TensorPlace
 

@@ -18,7 +18,7 @@ from fedsync.common.files import file_digest
 from fedsync.model.chunked_arrays import digest, pieces
 from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.join import Join, digest_of
-from fedsync.transport.questions import BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead
+from fedsync.transport.port import BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead
 
 HELD_S = 40.0  # timeout of a long-poll request; longer than the hub holds it
 

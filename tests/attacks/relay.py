@@ -9,8 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsync.flower.hub_transport import way_to_silos
-from fedsync.transport.port import Transport
-from fedsync.transport.questions import SiloQuestion
+from fedsync.transport.port import SiloQuestion, Transport
 
 app = ServerApp()
 

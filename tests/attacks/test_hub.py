@@ -19,7 +19,7 @@ from fedsync.model.chunked_arrays import SPAN_BYTES
 from fedsync.transport.hub import door, hub
 from fedsync.transport.hub_line import HubLine, JoinRefused, ReceivedQuestion
 from fedsync.transport.join import Join, digest_of, new_secret
-from fedsync.transport.questions import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead, SiloQuestion
+from fedsync.transport.port import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead, SiloQuestion
 from tests.e2e.deployed import wait_for
 from tests.transport.hubs import Served, asked, served
 

@@ -15,7 +15,7 @@ from fedsync.core.orders import WorkReport
 from fedsync.extras.relays.relay import MOST_TEXT, RelayService
 from fedsync.extras.relays.relay_messages import MAX_SILOS, RegionAsk, RegionReply
 from fedsync.silo.protocol import MAX_EVALUATION_TEXT, MAX_TEXT, Collect, InProgress, write_reply, write_request
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.port import SiloAnswer
 from tests.silo.test_relay import Silos, ask, request, train
 
 NORMALISED = RunSpec.of(

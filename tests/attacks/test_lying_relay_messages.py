@@ -32,7 +32,7 @@ from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Admission, Nodes
 from fedsync.silo.protocol import Hello
-from fedsync.transport.questions import MOST_TEXT_BYTES, SiloAnswer, SiloQuestion
+from fedsync.transport.port import MOST_TEXT_BYTES, SiloAnswer, SiloQuestion
 from tests.flower.grid import silos_in_this_process
 from tests.flower.named_nodes import named
 from tests.server.test_region_clients import NAMES, QUICK, SILOS, TIMING, committed, grid_of, journal, relays_of

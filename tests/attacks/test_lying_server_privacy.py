@@ -244,7 +244,7 @@ def test_an_answer_that_cannot_be_stored_stays_entered(
     silo: Silo, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = silo.begin(place / "home")
-    monkeypatch.setattr("fedsync.silo.session.order_results.LastOrder.save", Mock(side_effect=OSError(28)))
+    monkeypatch.setattr("fedsync.silo.session.current_order.LastOrder.save", Mock(side_effect=OSError(28)))
     assert silo.train(victim).refused
     assert silo.steps == 1
 

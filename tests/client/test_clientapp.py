@@ -26,7 +26,7 @@ from fedsync.client import steps, untimed
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.core.orders import MISSIZED, Cursor
 from fedsync.silo.protocol import Completed
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 from fedsync.train.guests.guest_clientapp import read_state, write_state
 from tests.client.clientapps import SAMPLES, SITE, Loop, Tied, app_of, hosted, loader, opaque, remembering, stepwise
 from tests.train.make import Clock, order

@@ -20,7 +20,7 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.ops.local import run_local
 from fedsync.silo.protocol import ANSWER, Completed, Identity
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.session import SiloSession
 from tests.e2e.deployed import TRAINER, children
 

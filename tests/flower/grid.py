@@ -31,7 +31,7 @@ from fedsync.silo.protocol import (
     write_request,
 )
 from fedsync.silo.session.service import TrainerService
-from fedsync.transport.questions import SiloQuestion
+from fedsync.transport.port import SiloQuestion
 
 Answer = Callable[[Message, Context], Message | None]
 

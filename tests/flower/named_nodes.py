@@ -6,7 +6,7 @@ from fedsync.core.orders import SiloFacts
 from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Nodes
 from fedsync.silo.protocol import Hello, Reply, write_reply
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.transport.port import SiloAnswer, SiloQuestion
 from tests.transport.memory_transport import MemorySilo, MemoryTransport
 
 

@@ -12,7 +12,7 @@ from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Admission
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.protocol import AskModel, InitialModel, InProgress, Refusal, Refused, read_request
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.transport.port import SiloAnswer, SiloQuestion
 from tests.flower.named_nodes import saying, silent, silos_of
 from tests.transport.memory_transport import MemorySilo
 

@@ -43,7 +43,7 @@ from fedsync.silo.protocol import (
     read_reply,
     read_request,
 )
-from fedsync.transport.questions import Blob, SiloQuestion
+from fedsync.transport.port import Blob, SiloQuestion
 from tests.flower.grid import posing, run_identity
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)

@@ -15,7 +15,7 @@ from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.payloads import SMALL_BYTES
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import Describe, Question, write_request
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.transport.port import SiloAnswer, SiloQuestion
 from tests.flower.grid import Answer, DirectGrid
 
 pytestmark = pytest.mark.usefixtures("silos_here")

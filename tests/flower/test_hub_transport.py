@@ -21,7 +21,7 @@ from fedsync.flower.hub_transport import FOLDER, JOIN_TTL_S, HubTransport, way_t
 from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.join import Join
-from fedsync.transport.questions import BESIDE_BYTES, SiloQuestion
+from fedsync.transport.port import BESIDE_BYTES, SiloQuestion
 from tests.flower.grid import DirectGrid
 from tests.transport.hubs import Served, served
 

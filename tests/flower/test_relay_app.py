@@ -20,7 +20,7 @@ from fedsync.model.transfer import Payload
 from fedsync.silo.agent import answers
 from fedsync.silo.agent.answers import ask_relay
 from fedsync.silo.protocol import Describe, Refused, read_reply, write_request
-from fedsync.transport.questions import SiloQuestion
+from fedsync.transport.port import SiloQuestion
 from tests.flower.grid import DirectGrid, run_identity, said
 from tests.flower.named_nodes import silent, silos_of
 

@@ -20,7 +20,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.journal import JOURNAL
 from fedsync.core.orders import WorkOrder
 from fedsync.flower import flower_messages as messages
-from fedsync.flower import run_log
+from fedsync.flower import result
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.observe.replay import replay
 from fedsync.server.timeouts import Timeouts
@@ -179,8 +179,8 @@ def test_arrays_that_do_not_fit_are_named_before_any_training(
 def heard(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test hears what Flower's log shows, whatever other tests have made of loggers."""
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    monkeypatch.setattr(run_log.logger, "disabled", False)
-    caplog.set_level(logging.INFO, logger=run_log.logger.name)
+    monkeypatch.setattr(result.logger, "disabled", False)
+    caplog.set_level(logging.INFO, logger=result.logger.name)
 
 
 def test_its_log_has_a_line_a_round_and_says_where_the_files_are(

@@ -9,7 +9,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked
 from fedsync.core.operator.operator_commands import ChangeStop, ContinueRun, DropSilo, PauseRun
 from fedsync.core.stopping import StopRules
-from fedsync.flower import run_log
+from fedsync.flower import result
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.rounds import Round, Rounds, SiloShare
@@ -78,13 +78,13 @@ def test_a_version_that_was_rolled_back_to_is_no_round(monkeypatch: pytest.Monke
 def test_what_an_operator_did_is_told_and_the_rule_that_was_changed_is_gone_by(
     terminal: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log.logger, "disabled", False)
-    caplog.set_level(logging.INFO, logger=run_log.logger.name)
+    monkeypatch.setattr(result.logger, "disabled", False)
+    caplog.set_level(logging.INFO, logger=result.logger.name)
     text, ledger, coordinator = io.StringIO(), Ledger(), Coordinator(policies(stop=StopRules(rounds=9)))
     asked = [PauseRun(), PauseRun(), ContinueRun(), ChangeStop(rounds=20), DropSilo("c")]
     console = Terminal(file=text, width=200, force_terminal=terminal)
     with RunProgress(console, "mine", rounds=9) as progress:
-        log = run_log.RoundLog(9)
+        log = result.RoundLog(9)
         first = coordinator.handle(joined("a", "b", "c"), 0.0)
         entries = [first, *(coordinator.handle([OperatorAsked(t, str(t), q)], t) for t, q in enumerate(asked, 1))]
         done = [answer(name, order, 6.0) for name, order in orders(first).items() if name != "c"]

@@ -17,7 +17,7 @@ from fedsync.ops.supervisor import Program
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub_line import HubLine
 from fedsync.transport.join import new_secret
-from fedsync.transport.questions import BASE
+from fedsync.transport.port import BASE
 from tests.ops.test_doctor import failed
 from tests.proxy import proxy
 

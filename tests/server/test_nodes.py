@@ -12,8 +12,7 @@ from fedsync.observe.run_state import MISSING
 from fedsync.server import nodes as nodes_module
 from fedsync.server.nodes import Admission, AnotherApp, Nodes
 from fedsync.silo.protocol import Hello, Refusal, Refused
-from fedsync.transport.port import Peer
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.port import Peer, SiloAnswer
 from tests.flower.named_nodes import hello, join, named, silent
 from tests.transport.memory_transport import MemoryTransport
 

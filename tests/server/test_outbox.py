@@ -30,7 +30,7 @@ from fedsync.silo.protocol import (
     Train,
     write_reply,
 )
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.transport.port import SiloAnswer, SiloQuestion
 from tests.flower.named_nodes import saying, silent, silos_of
 from tests.transport.memory_transport import MemoryTransport
 

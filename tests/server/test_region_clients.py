@@ -24,7 +24,7 @@ from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.protocol import Describe, InProgress, write_reply, write_request
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.port import SiloAnswer
 from tests.e2e.deployed import SMALL
 from tests.flower.cut_off_runs import named_silos, with_keys
 from tests.flower.grid import DirectGrid, changing, honest, trainers

@@ -18,7 +18,7 @@ from fedsync.silo.agent.agent import AgentSession
 from fedsync.silo.agent.joins import JoinedRun
 from fedsync.transport.hub_line import HubLine, ReceivedQuestion
 from fedsync.transport.join import Join
-from fedsync.transport.questions import BESIDE_BYTES, SiloAnswer, SiloQuestion
+from fedsync.transport.port import BESIDE_BYTES, SiloAnswer, SiloQuestion
 from tests.transport.hubs import Served, served
 
 Trainer = Callable[[str, Payload | None], tuple[str, Payload | None]]

@@ -11,7 +11,7 @@ import pytest
 from fedsync.core.orders import Cursor, Evaluation, Window, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import file_part
 from fedsync.silo.protocol import Completed
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 
 ORDER = WorkOrder("a/3", 2, 3, 16, 5, 0.1, seed=9, budget_s=1.5)
 REPORT = WorkReport(

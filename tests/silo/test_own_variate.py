@@ -19,7 +19,7 @@ from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.silo.protocol import Completed, Identity
-from fedsync.silo.session import order_results
+from fedsync.silo.session import current_order
 from fedsync.silo.session.own_variate import VARIATE, StepControl
 from fedsync.silo.session.session import SiloSession
 
@@ -208,7 +208,7 @@ def test_an_order_that_was_not_saved_is_done_again_with_the_same_bits(
     expected = calm.train(calm.order("a", 9)).update
     order = shaken.order("a", 9)
     with monkeypatch.context() as full, pytest.raises(ConfigError, match="full"):
-        full.setattr(order_results.LastOrder, "save", Mock(side_effect=FULL))
+        full.setattr(current_order.LastOrder, "save", Mock(side_effect=FULL))
         shaken.train(order)
     shaken.restart("a")
     np.testing.assert_array_equal(shaken.train(order).update, expected)

@@ -28,7 +28,7 @@ from fedsync.extras.relays.relay_messages import (
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import Describe, InProgress, Request, Train, write_reply, write_request
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.port import SiloAnswer
 
 SPEC = RunSpec.of(StrategyConfig.load("fedavg", ["task={kind: digits}"]), None, 3).dump()
 LAYOUT = Layout(("w",), ((2,),))

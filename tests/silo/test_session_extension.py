@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsync.core.orders import WorkOrder
 from fedsync.silo.protocol import ANSWER
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.session_extension import SessionExtension
 from fedsync.train.silo_trainer import Outcome
 from tests.silo.test_wire import session

@@ -13,7 +13,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder
 from fedsync.model.transfer import OtherVersion, Payload
 from fedsync.silo.protocol import Identity
-from fedsync.silo.session import order_results
+from fedsync.silo.session import current_order
 from fedsync.silo.session.session import SiloSession
 
 FULL = ConfigError("answer.bin", "the disk is full", "Make room")
@@ -40,7 +40,7 @@ def test_a_trainer_that_died_goes_on_with_what_was_owed_before(
     expected = [calm.train(order, base).update for order in ORDERS]
     shaken.train(ORDERS[0], base)
     with monkeypatch.context() as full:
-        full.setattr(order_results.LastOrder, "save", Mock(side_effect=FULL))
+        full.setattr(current_order.LastOrder, "save", Mock(side_effect=FULL))
         with pytest.raises(ConfigError, match="full"):
             shaken.train(ORDERS[1], base)
     np.testing.assert_array_equal(shaken.train(ORDERS[1], base).update, expected[1])

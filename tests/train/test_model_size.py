@@ -13,7 +13,7 @@ from fedsync.extras.tasks.networks import LstmClassifier
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Identity, Refusal
 from fedsync.silo.session.service import TrainerService
-from fedsync.train.machine.memory import FittingModel, machine_bytes
+from fedsync.train.machine.resources import FittingModel, machine_bytes
 from fedsync.train.weights import TaskModel
 
 # name: what a file says of the task, 10^12 units wide.

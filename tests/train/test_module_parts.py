@@ -15,7 +15,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Cursor
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.silo.protocol import ANSWER, EvaluateModel, Identity
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.session import SiloSession
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer

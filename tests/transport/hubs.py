@@ -9,7 +9,7 @@ from fedsync.identity.certificates import Authority, make_authority, make_server
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub_line import HubLine, ReceivedQuestion
 from fedsync.transport.join import Join, new_secret
-from fedsync.transport.questions import BASE
+from fedsync.transport.port import BASE
 
 
 @dataclass

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
-from fedsync.transport.port import Peer
-from fedsync.transport.questions import MOST_TEXT_BYTES, Blob, SiloAnswer, SiloQuestion
+from fedsync.transport.port import MOST_TEXT_BYTES, Blob, Peer, SiloAnswer, SiloQuestion
 
 MemorySilo = Callable[[SiloQuestion, Payload | None], SiloAnswer | None]
 """Answer of a silo to a question, whose payload is uint8; None loses the question. The answer needs no name. Of a

@@ -19,7 +19,7 @@ from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub.sessions import MOST_QUEUED
 from fedsync.transport.hub_line import JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.join import new_secret
-from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloQuestion
+from fedsync.transport.port import BESIDE_BYTES, Blob, SiloQuestion
 from tests.memory import resident
 from tests.transport.hubs import Served, asked, served
 

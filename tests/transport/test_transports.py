@@ -17,8 +17,7 @@ from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.hub_transport import HubTransport
 from fedsync.model.transfer import Payload
 from fedsync.transport.hub_line import HubLine
-from fedsync.transport.port import Transport
-from fedsync.transport.questions import BESIDE_BYTES, HEAD, Blob, FrameHead, SiloAnswer, SiloQuestion
+from fedsync.transport.port import BESIDE_BYTES, HEAD, Blob, FrameHead, SiloAnswer, SiloQuestion, Transport
 from tests.flower.grid import DirectGrid, run_identity
 from tests.flower.named_nodes import silent
 from tests.transport.hubs import Served, served

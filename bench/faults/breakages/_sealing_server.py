@@ -43,6 +43,11 @@ SERVER: Changes = {
             "        tag = added(tag, envelope.tag, adder.form)\n",
             "        pass\n",
         ),
+        (
+            "an-update-from-before-attests",
+            "if one.round >= self.candidate.version}",
+            "}",
+        ),
     ),
     "cipher/server/inbox.py": (
         (
@@ -79,13 +84,6 @@ SERVER: Changes = {
             "a-restarted-server-asks-for-masks-again",
             "            self._attempts.restart(version)",
             "            pass",
-        ),
-    ),
-    "cipher/server/snapshots.py": (
-        (
-            "an-update-from-before-attests",
-            "if one.round >= self.candidate.version}",
-            "}",
         ),
     ),
     "silo/owner/lockout.py": (

@@ -370,7 +370,7 @@ _CHANGES: Changes = {
             "",
         ),
     ),
-    "silo/session/order_results.py": (
+    "silo/session/current_order.py": (
         ("a-place-in-the-data-is-lost", 'decode(Cursor, about["cursor"], own=True)', "Cursor()"),
         (
             "an-order-is-done-twice-after-a-crash",

@@ -19,7 +19,7 @@ TESTS = (
 )
 
 _CHANGES: Changes = {
-    "train/machine/memory.py": (
+    "train/machine/resources.py": (
         ("only-the-largest-layer-counts", "self._bytes += itemsize", "self._bytes = itemsize"),
         (
             "a-model-of-other-floats-is-taken-for-smaller",

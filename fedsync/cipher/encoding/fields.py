@@ -1,15 +1,21 @@
-"""Variable-length fields in the header of an encrypted message: names, and *members*, the updates in a sum.
+"""Variable-length fields of the cipher's messages: *members*, the updates in a sum, and frames for messages on masks.
 
 name: length [1], UTF-8
 member: update id as a name, round [8], nonce [16], chain: digest of the history behind the update [32]
 digests of a member: SHA-256 of its ciphertext words [32], digest of its `annex` [32]; zeros if it has no annex
+frames: each length [4], little-endian | bytes
+frames by name: name, value, name, value, ...; names in ascending order, each once
+
+Each value has exactly one encoding, so a digest of the encoding is a digest of the value.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -100,3 +106,47 @@ def clear_values(data: bytes | memoryview | Payload, size: int, sender: str) -> 
     if not np.isfinite(values).all():
         raise ProtocolError(sender, "finite", "unencrypted values are not finite")
     return values
+
+
+MAX_BYTES = 2**24
+_LENGTH = 4
+
+
+def pack(frames: Iterable[bytes]) -> bytes:
+    return b"".join(len(frame).to_bytes(_LENGTH, "little") + frame for frame in frames)
+
+
+def unpack(data: bytes, sender: str, count: int | None = None) -> list[bytes]:
+    """Decode frames, or raise `ProtocolError`; ``count`` is the required number, None allows any."""
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(sender, "masks", f"{len(data)} bytes, at most {MAX_BYTES}")
+    frames: list[bytes] = []
+    at = 0
+    while at < len(data):
+        start = at + _LENGTH
+        at = start + int.from_bytes(data[at:start], "little")
+        if start > len(data) or at > len(data):
+            raise ProtocolError(sender, "masks", "bytes that end within a frame")
+        frames.append(data[start:at])
+    if count is not None and len(frames) != count:
+        raise ProtocolError(sender, "masks", f"{len(frames)} frames, not {count}")
+    return frames
+
+
+def pack_named(values: Mapping[str, bytes]) -> bytes:
+    return pack(part for name in sorted(values) for part in (name.encode(), values[name]))
+
+
+def unpack_named(data: bytes, sender: str, size: int | None = None) -> dict[str, bytes]:
+    """Decode named values, or raise `ProtocolError`; ``size`` is the size of each value [bytes], None allows any."""
+    frames = unpack(data, sender)
+    try:
+        names = [frame.decode() for frame in frames[::2]]
+    except UnicodeDecodeError:
+        raise ProtocolError(sender, "masks", "a name that is no text") from None
+    values = frames[1::2]
+    if len(values) != len(names) or any(one >= other for one, other in pairwise(names)):
+        raise ProtocolError(sender, "masks", "names that are not in order, or without values")
+    if size is not None and any(len(value) != size for value in values):
+        raise ProtocolError(sender, "masks", f"a value has not {size} bytes")
+    return dict(zip(names, values, strict=True))

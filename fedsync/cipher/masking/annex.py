@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fedsync.cipher.encoding.fields import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
-from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.common.errors import SERVER, ProtocolError
 

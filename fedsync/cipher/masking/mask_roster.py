@@ -21,8 +21,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fedsync.cipher.encoding.fields import pack_named, unpack_named
 from fedsync.cipher.keys.material import KEY_BYTES, SIGNATURE_BYTES, PublicKeys, SiloKeys, is_signed
-from fedsync.cipher.masking.frames import pack_named, unpack_named
 from fedsync.common.errors import SERVER, ProtocolError
 
 RUN_BYTES = 32

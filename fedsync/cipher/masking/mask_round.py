@@ -39,12 +39,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.cipher.encoding.fields import ANNEX_HEAD, annex_stub
+from fedsync.cipher.encoding.fields import ANNEX_HEAD, annex_stub, pack, pack_named, unpack, unpack_named
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.material import KEY_BYTES, SIGNATURE_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking import annex
 from fedsync.cipher.masking.annex import CONTEXT_BYTES, DIGEST_BYTES, SHARE_BYTES, Annex, Seeds
-from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_roster import MaskRoster
 from fedsync.cipher.masking.masked_work import WorkDone, comparable
 from fedsync.cipher.suites.pad import Numbers

@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedsync.cipher.encoding.fields import annex_digest
+from fedsync.cipher.encoding.fields import annex_digest, pack, pack_named, unpack, unpack_named
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.masking.annex import Annex, Seeds
-from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound, masked
 from fedsync.cipher.suites.suite import Member, Sealer, Words
 from fedsync.common.errors import SERVER, PolicyError, ProtocolError

@@ -17,9 +17,8 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping
 
-from fedsync.cipher.encoding.fields import annex_stub
+from fedsync.cipher.encoding.fields import annex_stub, pack_named
 from fedsync.cipher.masking.annex import Annex, Seeds, join
-from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_roster import RUN_BYTES, threshold
 from fedsync.cipher.masking.mask_round import RevealAnswer, RevealQuestion, SignAnswer, Survivors, read_answer
 from fedsync.cipher.masking.masks import pack_opening

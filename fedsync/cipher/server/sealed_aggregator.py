@@ -22,9 +22,8 @@ from fedsync.cipher.masking.mask_roster import announced, least_survivors
 from fedsync.cipher.masking.masks import own_seeds
 from fedsync.cipher.masking.unmask import Announcements, Unmasking
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.chain import Chain, members_of, total
+from fedsync.cipher.server.chain import Chain, KeptSnapshot, Snapshots, members_of, total
 from fedsync.cipher.server.inbox import Gathered, Inbox, usual_greetings
-from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.common import foreign
 from fedsync.common.errors import LaterVersion, PolicyError, ProtocolError, RunError

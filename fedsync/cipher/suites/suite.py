@@ -65,7 +65,7 @@ PAD_MODULUS = 2**64 - 59  # the largest prime below 2^64: the lanes of every `Pa
 BFV = Form("bfv", 1, 48, BFV_MODULUS, 2 * SLOTS, 200)
 PAD = Form("pad", 3, 64, PAD_MODULUS, SLOTS, 255)
 # What removes the masks of n updates has n^2 shares of up to n seeds, some 33 n^3 bytes. A message between silos has
-# `fedsync.cipher.masking.frames.MAX_BYTES` at most, which is enough for 75 silos, whatever their names.
+# `fedsync.cipher.encoding.fields.MAX_BYTES` at most, which is enough for 75 silos, whatever their names.
 MASKED = Form("masked", 4, 48, BFV_MODULUS, 2 * SLOTS, 75)
 
 FORMS = {form.kind: form for form in (BFV, PAD, MASKED)}

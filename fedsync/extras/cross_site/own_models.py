@@ -15,7 +15,7 @@ from fedsync.core.orders import Cursor, Subject, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import NO_PAYLOAD, Payload, Replica
 from fedsync.silo.protocol import Completed
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 
 if TYPE_CHECKING:
     from fedsync.train.silo_trainer import Outcome, Watch

@@ -36,8 +36,7 @@ from fedsync.extras.relays.relay_messages import (
 )
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import DurableAggregator, Payload
-from fedsync.transport.port import Peer, Transport
-from fedsync.transport.questions import MOST_TEXT_BYTES, SiloAnswer, SiloQuestion
+from fedsync.transport.port import MOST_TEXT_BYTES, Peer, SiloAnswer, SiloQuestion, Transport
 
 logger = foreign.logger(__name__)
 

@@ -52,7 +52,7 @@ from fedsync.model.layout import Layout
 from fedsync.model.running_statistics import fitted
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import MAX_EVALUATION_TEXT, Request, Train, most_text, read_reply, read_request
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.port import SiloAnswer
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys

@@ -11,8 +11,7 @@ from fedsync.extras.relays.relay_messages import RegionAsk, RelayedNode
 from fedsync.model.transfer import Payload
 from fedsync.server.outbox import kind_of
 from fedsync.silo.protocol import Request
-from fedsync.transport.port import Transport
-from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from fedsync.transport.port import SiloAnswer, SiloQuestion, Transport
 
 
 class RelayLine:

@@ -24,9 +24,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pydantic import Field
 
+from fedsync.cipher.encoding.fields import pack_named, unpack_named
 from fedsync.cipher.keys.key_files import Epoch, Fingerprint, Key, Name, Record, Signature
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys, is_signed
-from fedsync.cipher.masking.frames import pack_named, unpack_named
 from fedsync.cipher.masking.mask_roster import fresh_pair
 from fedsync.common.errors import ProtocolError
 from fedsync.extras.tracing.notice import TraceSubject

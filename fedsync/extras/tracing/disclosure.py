@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from fedsync.cipher.masking.frames import pack, unpack
+from fedsync.cipher.encoding.fields import pack, unpack
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import OWNER_FILE, write_pieces
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fedsync.cipher.encoding import sealed_wire as wire
+from fedsync.cipher.encoding.fields import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES
-from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.silo.history import History, added_content
 from fedsync.cipher.suites.suite import FORMS, Form, Member
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError

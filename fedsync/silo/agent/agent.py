@@ -52,7 +52,7 @@ from fedsync.silo.session.trainer_client import app_folder
 from fedsync.silo.session.trainer_socket import listen
 from fedsync.transport.hub_line import HELD_S, HubLine, JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.join import Join, new_secret
-from fedsync.transport.questions import Blob
+from fedsync.transport.port import Blob
 
 logger = foreign.logger(__name__)
 

@@ -26,7 +26,7 @@ from fedsync.silo.protocol import Ask, Forward, Forwarded, Identity, Refused, wr
 from fedsync.silo.run_text import run_config_text
 from fedsync.silo.session import trainer_socket
 from fedsync.silo.session.trainer_client import TrainerClient, asked_for, room_for, trainer_folder
-from fedsync.transport.questions import BESIDE_BYTES
+from fedsync.transport.port import BESIDE_BYTES
 
 logger = foreign.logger(__name__)
 

@@ -141,7 +141,7 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
-    from fedsync.silo.session.order_results import LastOrder  # imports torch, which takes seconds
+    from fedsync.silo.session.current_order import LastOrder  # imports torch, which takes seconds
 
     with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
         path, newest, plan = kept_state(copies, spec, keeper.layout)

@@ -9,7 +9,7 @@ m_i is the variate of silo i, m the mean of all m_i, u_i the silo's update, and 
 | m_i, proposed | the next order comes, and that update was discarded or lost | m_i, nothing proposed |
 
 So m stays the mean of all m_i. m_i and its proposal are written to one file before the file of the last order
-(`order_results`). After a crash between the two files, the order is repeated, and its first proposal is in no commit.
+(`current_order`). After a crash between the two files, the order is repeated, and its first proposal is in no commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Replica
-from fedsync.silo.session.order_results import VectorFile
+from fedsync.silo.session.current_order import VectorFile
 from fedsync.silo.session.session_extension import SessionExtension
 from fedsync.train.silo_trainer import Outcome
 

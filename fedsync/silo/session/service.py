@@ -15,7 +15,7 @@ trained only once. An order has these states:
 
 *Waiting*: the order before it was halted, and its current step is not over. *Mismatched*: the order's payload did not
 continue the silo's model version. A service has one order at a time: another order makes it unknown. A new service
-loads the last *done* order from disk (`fedsync.silo.session.order_results`).
+loads the last *done* order from disk (`fedsync.silo.session.current_order`).
 """
 
 from __future__ import annotations

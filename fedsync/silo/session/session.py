@@ -36,7 +36,7 @@ from fedsync.silo.owner.lockout import Lockout
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import ANSWER, Attestation, Completed, EvaluateModel, Identity
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.replica_factories import TrainerFailed, encrypted_replica, plain_replica
 from fedsync.silo.session.round_settings import check_settings
 from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts, Watch

@@ -19,7 +19,7 @@ from pathlib import Path
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.transfer import Payload
-from fedsync.transport.questions import Blob
+from fedsync.transport.port import Blob
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from fedsync.transport.hub.blobs import Blobs
 from fedsync.transport.hub.door import BODY_S, KNOWN, Door
 from fedsync.transport.hub.sessions import Queued, Sessions
 from fedsync.transport.join import Join
-from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
+from fedsync.transport.port import BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
 
 # Timeouts of a connection that is idle or has an incomplete request head: after an authenticated request, and before.
 QUIET_S, STRANGER_S = 75.0, 10.0

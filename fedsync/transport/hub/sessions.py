@@ -28,7 +28,7 @@ from fedsync.common import foreign
 from fedsync.common.errors import PolicyError
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.transport.join import digest_of, new_secret
-from fedsync.transport.questions import Blob, SiloQuestion
+from fedsync.transport.port import Blob, SiloQuestion
 
 logger = foreign.logger(__name__)
 

@@ -4,9 +4,8 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from fedsync.cipher.encoding.fields import annex_stub
+from fedsync.cipher.encoding.fields import annex_stub, pack_named
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
-from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
 from fedsync.cipher.masking.mask_round import MaskRound, RevealQuestion, SignAnswer, Survivors, read_question
 from fedsync.cipher.masking.masked_work import WorkDone

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsync.cipher.masking.frames import unpack_named
+from fedsync.cipher.encoding.fields import unpack_named
 from fedsync.cipher.masking.unmask import Announcements
 from fedsync.cipher.suites.suite import MASKED
 from fedsync.common.errors import ProtocolError

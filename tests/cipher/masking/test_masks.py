@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding.fields import annex_digest
+from fedsync.cipher.encoding.fields import annex_digest, unpack, unpack_named
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.encoding.sealed_wire import MAX_ANNEX
 from fedsync.cipher.masking.annex import Annex, Seeds, commitment
-from fedsync.cipher.masking.frames import unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound, masked
 from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
 from fedsync.cipher.suites.bfv import Bfv

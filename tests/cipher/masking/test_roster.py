@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsync.cipher.encoding.fields import MAX_BYTES, pack, pack_named, unpack, unpack_named
 from fedsync.cipher.keys.material import SiloKeys
-from fedsync.cipher.masking.frames import MAX_BYTES, pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, announced, fresh_pair, least_survivors, threshold
 from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.common.errors import ProtocolError

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedsync.cipher.encoding.fields import unpack, unpack_named
 from fedsync.cipher.masking.annex import Annex, Seeds, join, open_shares
-from fedsync.cipher.masking.frames import unpack, unpack_named
 from fedsync.cipher.masking.mask_round import (
     MaskRound,
     RevealAnswer,

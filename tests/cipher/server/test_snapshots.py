@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import WINDOW
-from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
+from fedsync.cipher.server.chain import KeptSnapshot, Snapshots
 from tests.cipher.sealers import member_of
 
 

@@ -12,7 +12,7 @@ from fedsync.model.layout import Vector
 from fedsync.model.transfer import NO_PAYLOAD
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import EvaluateModel
-from fedsync.silo.session import order_results
+from fedsync.silo.session import current_order
 from fedsync.silo.session.session import SiloSession
 from tests.silo.test_wire import session
 
@@ -73,16 +73,16 @@ def test_an_order_is_done_once_though_its_answer_was_lost(
     """Killed between the model's file and the answer's: the order is asked for again, and is not done twice."""
     first = silo.initial_model()
     expected = trained(silo, first, orders=2)
-    shaken, real = session(tmp_path / "b", "{}"), order_results.LastOrder.save
+    shaken, real = session(tmp_path / "b", "{}"), current_order.LastOrder.save
     shaken.train(LOCAL[0], first)
 
-    def dies(last: order_results.LastOrder, path: Path) -> order_results.LastOrder:
+    def dies(last: current_order.LastOrder, path: Path) -> current_order.LastOrder:
         if path.name == "answer.bin":
             raise ConfigError("answer.bin", "killed", "")
         return real(last, path)
 
     with monkeypatch.context() as killed:
-        killed.setattr(order_results.LastOrder, "save", dies)
+        killed.setattr(current_order.LastOrder, "save", dies)
         with pytest.raises(ConfigError, match="killed"):
             shaken.train(LOCAL[1], NO_PAYLOAD)
     again = session(tmp_path / "b", "{}")
