@@ -56,6 +56,7 @@ BESIDE = {
 DOORS = {
     "code_review": {"commands/__init__.py"},
     "cross_site": {"observe/recorder.py", "silo/session/session.py", "commands/__init__.py"},
+    "doctor": {"commands/__init__.py"},
     "exporters": {"observe/run_builder.py", "commands/__init__.py"},
     "new_project": {"commands/__init__.py"},
     "page": {"commands/__init__.py"},

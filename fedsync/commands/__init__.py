@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from fedsync.commands import certs, keys, server, silo
-from fedsync.commands.doctor import doctor
 from fedsync.commands.validate import schema, validate
 
 GROUPS = {"certs": certs, "keys": keys, "server": server, "silo": silo}
@@ -15,6 +14,7 @@ def register(app: typer.Typer) -> None:
     """Add all commands; those of an extra are in its folder."""
     from fedsync.extras.code_review import code_commands
     from fedsync.extras.cross_site.evaluate_command import evaluate
+    from fedsync.extras.doctor.doctor_command import doctor
     from fedsync.extras.exporters.export_command import export
     from fedsync.extras.new_project.new_command import new
     from fedsync.extras.page import steer_commands

@@ -9,9 +9,9 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.extras.doctor.health import check_approvals, check_audit_log
 from fedsync.identity.node_keys import make_node_key, node_key_fingerprint
 from fedsync.ops.audit_heads import ROTATED, HeadKeeper, rotation
-from fedsync.ops.doctor.health import check_approvals, check_audit_log
 from fedsync.silo.owner.approvals import APPROVALS, Approvals, AwaitsApproval
 from fedsync.silo.owner.audit import AuditLog
 from fedsync.silo.owner.audit_chain import AUDIT, file_name

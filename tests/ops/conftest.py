@@ -1,14 +1,10 @@
-"""A server with TLS on loopback, and its certificates."""
+"""Certificates of a server."""
 
-import ssl
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
+from fedsync.identity.certificates import make_authority, make_server_certificate
 
 
 @pytest.fixture(scope="module")
@@ -17,27 +13,3 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.chmod(0o700)
     make_server_certificate(make_authority(folder), ["fl.example.org"], folder)
     return folder
-
-
-class _Health(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def port(certificates: Path) -> Iterator[int]:
-    """A server with TLS on loopback that answers with the date."""
-    server = HTTPServer(("127.0.0.1", 0), _Health)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    files = ServerCertificate.at(certificates)
-    context.load_cert_chain(files.certificate, files.key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()

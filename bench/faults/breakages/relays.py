@@ -16,7 +16,7 @@ TESTS = (
     "tests/server/test_nodes.py",
     "tests/flower/test_relay_app.py",
     "tests/ops/test_run_watchdog.py",
-    "tests/ops/test_doctor.py",
+    "tests/extras/doctor/test_doctor.py",
 )
 
 _CHANGES: Changes = {
@@ -125,7 +125,7 @@ _CHANGES: Changes = {
         ("a-relay-is-a-silo", "if name in (self._admission.regions or {}) and not self.is_relayed(node):", "if False:"),
         ("a-relay-has-silos-of-others", "if region is not None and name not in region:", "if False:"),
     ),
-    "ops/doctor/preflight.py": (
+    "extras/doctor/preflight.py": (
         ("nobody-looks-at-what-is-above-a-relay", "    if config.upstream is not None:\n", "    if False:\n"),
         (
             "a-relay-s-way-up-is-not-tried",

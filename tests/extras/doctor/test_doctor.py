@@ -20,14 +20,14 @@ from fedsync.common.proxies import Way
 from fedsync.common.sandbox.confinement import can_confine
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.extras.doctor import health, preflight
+from fedsync.extras.doctor import machine_checks as checks
+from fedsync.extras.doctor import network_checks as network
+from fedsync.extras.doctor.machine_checks import Check
 from fedsync.flower.registration import NODES_FILE, Registered
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops import start
-from fedsync.ops.doctor import health, preflight
-from fedsync.ops.doctor import machine_checks as checks
-from fedsync.ops.doctor import network_checks as network
-from fedsync.ops.doctor.machine_checks import Check
 from fedsync.ops.supervisor import LOCK_FILE, alone_in
 from fedsync.silo.owner.lockout import Lockout
 from fedsync.silo.owner.refusals import refuse

@@ -12,11 +12,11 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.proxies import Way, way_to
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.extras.doctor import health as health
+from fedsync.extras.doctor import machine_checks as here
+from fedsync.extras.doctor import network_checks as network
+from fedsync.extras.doctor.machine_checks import Check
 from fedsync.identity.certificates import Authority, ServerCertificate
-from fedsync.ops.doctor import health as health
-from fedsync.ops.doctor import machine_checks as here
-from fedsync.ops.doctor import network_checks as network
-from fedsync.ops.doctor.machine_checks import Check
 from fedsync.ops.programs import way_to_server
 
 

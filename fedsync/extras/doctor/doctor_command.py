@@ -15,7 +15,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
-    from fedsync.ops.doctor.machine_checks import Check
+    from fedsync.extras.doctor.machine_checks import Check
 
 _WIDTH = 14
 
@@ -27,7 +27,7 @@ def doctor(
     """Check versions, certificates, keys, clock, disk, memory, device and the connection to the server."""
     at_silo = None if silo is None else SiloStartConfig.load(silo)
     at_server = None if server is None else ServerStartConfig.load(server)
-    from fedsync.ops.doctor import preflight as checks
+    from fedsync.extras.doctor import preflight as checks
 
     if at_silo is not None:
         from fedsync.cipher.keys.passphrase import NAMED_BY

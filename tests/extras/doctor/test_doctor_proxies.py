@@ -9,16 +9,16 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.extras.doctor.machine_checks import Check
+from fedsync.extras.doctor.preflight import _check_way
 from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
-from fedsync.ops.doctor.machine_checks import Check
-from fedsync.ops.doctor.preflight import _check_way
 from fedsync.ops.programs import silo_programs, way_to_server
 from fedsync.ops.supervisor import Program
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub_line import HubLine
 from fedsync.transport.join import new_secret
 from fedsync.transport.port import BASE
-from tests.ops.test_doctor import failed
+from tests.extras.doctor.test_doctor import failed
 from tests.proxy import proxy
 
 HOST = "fl.example.org"

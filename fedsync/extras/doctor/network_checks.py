@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedsync.common.proxies import ProxyRefused, Way, split
+from fedsync.extras.doctor.machine_checks import Check, guarded, judge_expiry
 from fedsync.identity.certificates import (
     CertificateReplaced,
     certificate_facts,
@@ -19,7 +20,6 @@ from fedsync.identity.certificates import (
     shown_certificate,
     trusting,
 )
-from fedsync.ops.doctor.machine_checks import Check, guarded, judge_expiry
 
 TIMEOUT_S = 5.0
 MOST_SKEW_S = 60.0

@@ -10,9 +10,9 @@ from shlex import quote
 
 from fedsync.common.locks import held
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.extras.doctor.machine_checks import Check, guarded
 from fedsync.ops.audit_check import check_audit
 from fedsync.ops.audit_heads import takes_heads
-from fedsync.ops.doctor.machine_checks import Check, guarded
 from fedsync.ops.registration_loop import DONE, REVOKED, read_registered
 from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE, LOCK_FILE
 from fedsync.silo.owner.approvals import APPROVALS, Approvals
