@@ -53,7 +53,7 @@ _PACKAGES = {
 }
 _EXTRAS = {
     "predictor": {
-        **{kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman")},
+        **{kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman", "narx")},
         **dict.fromkeys(("lstm", "rnn"), "fedsync.extras.predictors.recurrent"),
     },
     "interval": {

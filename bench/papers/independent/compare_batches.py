@@ -10,9 +10,9 @@ from bench.papers.independent.finding import Finding, decisions, random_silos
 from fedsync.core.actions import Dispatch
 from fedsync.core.events import UpdateArrived
 from fedsync.core.protocols import Bounds, MachineLoad, RoundSeen, SpeedSample
+from fedsync.extras.predictors.narx import Narx
+from fedsync.extras.predictors.small_network import DECAY, HUBER, Training, improve, random_parameters
 from fedsync.policies.balance.without_forecast import LeaderStraggler
-from fedsync.policies.predict.narx import Narx
-from fedsync.policies.predict.small_network import DECAY, HUBER, Training, improve, random_parameters
 
 
 def cpu_sizes(cases: int, rng: np.random.Generator) -> Finding:

@@ -12,8 +12,8 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
+from fedsync.extras.predictors.small_network import one_thread
 from fedsync.policies.predict.predictor_base import Memory, PredictorPolicy
-from fedsync.policies.predict.small_network import one_thread
 from fedsync.policies.schema import PositiveInt, register
 
 Floats = NDArray[np.float64]

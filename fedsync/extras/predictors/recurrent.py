@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.policies.predict.narx import average_error
+from fedsync.extras.predictors.narx import average_error
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
 from fedsync.policies.schema import PositiveInt, register
 
@@ -182,7 +182,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
             return torch.nn.ModuleDict({"cell": self.cell(), "out": torch.nn.Linear(self.hidden, 1)}).double()
 
     def _on_one_thread(self, session: Session, epochs: int) -> Session:
-        """Train on one thread, for the reasons in `fedsync.policies.predict.small_network`."""
+        """Train on one thread, for the reasons in `fedsync.extras.predictors.small_network`."""
         import torch
 
         threads = torch.get_num_threads()

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
+from fedsync.extras.predictors.narx import Narx
 from fedsync.extras.predictors.recurrent import LstmPredictor, RnnPredictor
 from fedsync.policies.predict.mixture import Mixture
-from fedsync.policies.predict.narx import Narx
 from fedsync.policies.predict.predictor_base import Ema, PredictorPolicy
 
 

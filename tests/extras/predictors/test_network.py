@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedsync.policies.predict.small_network import Training, improve, outputs, random_parameters, split
-from fedsync.policies.predict.small_network import _slopes as slopes
+from fedsync.extras.predictors.small_network import Training, improve, outputs, random_parameters, split
+from fedsync.extras.predictors.small_network import _slopes as slopes
 
 DRAW = np.random.default_rng(3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedsync.core.orders import Window
 from fedsync.core.protocols import SpeedSample
-from fedsync.policies.predict.narx import (
+from fedsync.extras.predictors.narx import (
     Model,
     Narx,
     _corrected,
@@ -19,7 +19,7 @@ from fedsync.policies.predict.narx import (
     _table,
     average_error,
 )
-from fedsync.policies.predict.small_network import Training, outputs
+from fedsync.extras.predictors.small_network import Training, outputs
 
 ROWS = np.array([[1.0, 0.1, 0.4], [2.0, 0.2, 0.5], [3.0, 0.3, 0.6], [5.0, 0.7, 0.8]])
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import MachineLoad, SpeedSample
+from fedsync.extras.predictors.small_network import Floats, Training, improve, one_thread, random_parameters, split
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
-from fedsync.policies.predict.small_network import Floats, Training, improve, one_thread, random_parameters, split
 from fedsync.policies.schema import PositiveInt, register
 
 LOOK_BACK = 2
@@ -31,7 +31,7 @@ class Model:
     Args:
         parameters: in normalised units, for further training.
         layer: W [hidden, inputs], bias [hidden], out [hidden], straight [inputs], constant: as in
-            `fedsync.policies.predict.small_network`, with the normalisation folded in.
+            `fedsync.extras.predictors.small_network`, with the normalisation folded in.
         gain: rate at which the correction follows the errors.
         limit: largest error that counts in the correction [samples/s].
         low, high: limits of forecasts [samples/s], unless the last speeds lie outside.

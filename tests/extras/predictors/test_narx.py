@@ -7,7 +7,7 @@ import pytest
 
 from fedsync.core.orders import Window
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.policies.predict.narx import Narx, NarxState
+from fedsync.extras.predictors.narx import Narx, NarxState
 from fedsync.policies.predict.predictor_base import Ema
 
 DRAW = np.random.default_rng(5)
