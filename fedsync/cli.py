@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -162,6 +162,7 @@ def compare(
 
     Without --target-accuracy, the target of each seed is the final accuracy of the first strategy.
     With several seeds, the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
+    A strategy with a failed run is not in the tables; the other strategies run, and the exit status is 1.
     """
     start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal)
     cluster = ClusterConfig.load(silos)
@@ -172,14 +173,43 @@ def compare(
             problem = f"two of the strategies are named {name!r}"
             raise ConfigError("compare", problem, "Give each file a name of its own")
     planned = [f"{each.name}-{number}" for each in first_seeds for number in range(each.seed, each.seed + seeds)]
-    out = (whole := _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned)).path
-    summaries: list[list[dict[str, Any]]] = []
-    for name, first in zip(strategies, first_seeds, strict=True):
-        summaries.append([])
-        for number in range(first.seed, first.seed + seeds):
-            config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
-            mine = _claim(out / f"{config.name}-{number}", out, overwrite=overwrite)
-            summaries[-1].append(_run(start, config, cluster, mine, target_accuracy, timing_only=timing_only))
+    whole = _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned)
+    try:
+        summaries: list[list[dict[str, Any]]] = []
+        failed: dict[str, dict[int, str]] = {}
+        for name, first in zip(strategies, first_seeds, strict=True):
+            summaries.append([])
+            for number in range(first.seed, first.seed + seeds):
+                config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
+                mine = _claim(whole.path / f"{config.name}-{number}", whole.path, overwrite=overwrite)
+                try:
+                    summaries[-1].append(_run(start, config, cluster, mine, target_accuracy, timing_only=timing_only))
+                except RunError as error:
+                    _say(error)
+                    failed.setdefault(config.name, {})[number] = str(error)
+        complete = [runs for runs in summaries if len(runs) == seeds]
+        if complete:
+            _show_comparison(complete, whole.path, runtime, target_accuracy, timing_only=timing_only, failed=failed)
+        for name, seeds_failed in failed.items():
+            console.print(f"Note: {name} is not compared: {len(seeds_failed)} of {seeds} runs failed")
+    finally:
+        whole.release()
+    console.print(f"Files: {whole.path}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show_comparison(
+    summaries: list[list[dict[str, Any]]],
+    out: Path,
+    runtime: Runtime,
+    target_accuracy: float | None,
+    *,
+    timing_only: bool,
+    failed: Mapping[str, Mapping[int, str]],
+) -> None:
+    """Print the tables of complete strategies, and write their files; ``failed`` has errors by strategy and seed."""
+    seeds = len(summaries[0])
     comparisons = _compare(summaries, out, target_accuracy)
     if timing_only:
         target = "no training"
@@ -192,18 +222,18 @@ def compare(
     title = f"{runtime} runtime, {seeds} seed(s), {target}"
     console.print(comparison_table(comparisons, title, trained=not timing_only))
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
+    rows += [{"strategy": name, "failed": dict(errors)} for name, errors in failed.items()]
     if seeds > 1 and not timing_only:
         from fedsync.extras.papers.paper import over_seeds
 
         times = [seconds for each in comparisons for seconds in each.seconds_to_target]
-        tests, files = over_seeds([out / each for each in planned], times)
+        folders = [out / f"{each['strategy']}-{each['seed']}" for runs in summaries for each in runs]
+        tests, files = over_seeds(folders, times)
         if len(comparisons) > 1:
             console.print(tests)
         for file, text in files.items():
             write_result(out / file, text.encode())
     write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())
-    whole.release()
-    console.print(f"Files: {out}", soft_wrap=True)
 
 
 def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:

@@ -17,6 +17,10 @@ class SiloJoined:
     facts: SiloFacts
 
 
+SERVER_RESTARTED = "the server was restarted"
+"""Reason of the loss of all silos whose orders ended with the server's process; the silos did not fail."""
+
+
 @dataclass(frozen=True, slots=True)
 class SiloLost:
     """Loss of a silo, with all its orders."""

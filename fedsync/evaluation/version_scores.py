@@ -212,6 +212,8 @@ class Selection:
             silos = {name: numbers_of(each, metrics) for name, each in found.items()}
             try:
                 value = float(self.by(score.numbers, silos))
+                if not isfinite(value):
+                    raise ValueError(f"it returned {value}")
             except Exception as error:  # whatever a user's rule raises
                 problem = f"{self.metric} does not rate version {score.version}: {type(error).__name__}: {error}"
                 remedy = "Correct the function; a metric that cannot be computed is absent from its arguments"

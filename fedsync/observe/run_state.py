@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.locks import held
-from fedsync.common.run_claim import CHECKPOINTS, ERROR_FILE, RUN_FILE
+from fedsync.common.run_claim import CHECKPOINTS, ERROR_FILE, RUN_FILE, RUN_LOCK
 from fedsync.core.journal import JOURNAL, read_header
 
 SUMMARY = "summary.json"
@@ -58,9 +58,11 @@ def before_its_beginning(folder: Path) -> str | None:
 
 
 def is_cut_off(folder: Path) -> bool:
-    """Whether the run's server process has ended; False if unknown (virtual run, inaccessible process)."""
+    """Whether the run's process has ended; False if that is unknown."""
     lock = folder / OPERATOR / LISTENING
     try:
+        if _header(folder).get("runtime") == "virtual":  # no operator steers it
+            return not held(folder / RUN_LOCK)
         return lock.exists() and not held(lock)
     except OSError:
         return False

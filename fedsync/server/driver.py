@@ -44,7 +44,16 @@ from fedsync.core.actions import (
     WakeAt,
 )
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Event, Progressed, SiloJoined, SiloLost, TimerFired, UpdateArrived, WorkFailed
+from fedsync.core.events import (
+    SERVER_RESTARTED,
+    Event,
+    Progressed,
+    SiloJoined,
+    SiloLost,
+    TimerFired,
+    UpdateArrived,
+    WorkFailed,
+)
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_sealed
@@ -174,7 +183,7 @@ class FlowerDriver:
         end, only silos that stay away count as lost.
         """
         silos = moment.silos if moment.evaluating is None else ()
-        events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]
+        events: list[Event] = [SiloLost(self._now_s(), name, SERVER_RESTARTED) for name in silos]
         former, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
         missing = former
         while missing and self._now_s() < end_s:
@@ -187,7 +196,7 @@ class FlowerDriver:
             return events
         for name in sorted(former - missing):
             self._outbox.evaluate(name, EvaluateModel.of(moment.evaluating), self._now_s())
-        return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
+        return [SiloLost(self._now_s(), name, SERVER_RESTARTED) for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
         if self._checkpoints is None or not self._checkpoints.due(entry):

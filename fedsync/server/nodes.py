@@ -337,11 +337,11 @@ class Nodes:
             logger.info("%s: %s", MISSING, told or "none")
 
     def _check_name(self, node: int, name: str) -> None:
-        accepted = self._admission.silos
-        region = (self._admission.regions or {}).get(self.regions.relay_of(node)) if self.regions is not None else None
+        accepted, regions = self._admission.silos, self._admission.regions or {}
+        region = regions.get(self.regions.relay_of(node)) if self.regions is not None else None
         if region is not None and name not in region:
             raise self._refusal(node, "region", f"{name[:MAX_NAME]!r} is not among the silos of its relay")
-        if accepted is not None and name not in accepted:
+        if accepted is not None and name not in accepted and name not in regions:  # a strategy names no relays
             raise self._refusal(node, "list", f"{name[:MAX_NAME]!r} is not among the strategy's silos")
         if self.by_name.get(name, node) != node:
             raise self._refusal(node, "name", f"{name!r} is node {self.by_name[name]} already", waits_for=name)

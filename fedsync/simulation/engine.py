@@ -58,6 +58,7 @@ from fedsync.core.events import (
 from fedsync.core.orders import Evaluation, Presence, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_sealed
 from fedsync.model.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
+from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.recorder import Recorder
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Refusal, Refused
@@ -148,6 +149,7 @@ class VirtualDriver:
         self._committed = False
         self._outages: dict[str, Iterator[Outage]] = {}
         self._here: set[str] = set()
+        self._spent: set[str] = set()
 
     def run(self) -> None:
         """Run until the coordinator stops; raises `RunError` if no event is left before, or if the run failed."""
@@ -163,7 +165,8 @@ class VirtualDriver:
         losses, most_losses = 0, LOSSES_IN_VAIN + 10 * len(self._machines)
         while self._stop is None:
             if not self._heap:
-                raise RunError("nothing is left to happen, but the run has not ended")
+                missing = [each.words for each in self._recorder.ledger.missing()[:MOST_NAMED]]
+                raise RunError("; ".join(["nothing is left to happen, but the run has not ended", *missing]))
             if losses > most_losses:
                 raise RunError(
                     f"silos were lost {losses} times, and no update arrived; make their presence longer, their crashes "
@@ -259,6 +262,8 @@ class VirtualDriver:
         match happening:
             case _Question(silo, asked, received):
                 return self._evaluate(now_s, silo, asked, received)
+            case _Loss(silo, _) | SiloJoined(_, silo, _) if silo in self._spent:
+                return None
             case _Loss(silo, outage):
                 self._leave(silo)
                 if outage.back_s < math.inf:
@@ -297,6 +302,7 @@ class VirtualDriver:
                 store(self._aggregator, silo, order, outcome.update)
         except BudgetSpent as error:
             self._leave(silo)
+            self._spent.add(silo)
             return SiloLost(now_s, silo, explained(silo, Refused(Refusal.BUDGET, str(error))))
         except FedSyncError as error:
             self._aggregator.holds(silo, worker.replica.holds)

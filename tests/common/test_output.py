@@ -42,4 +42,4 @@ def test_a_full_disk_ends_a_run_with_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("failed: out: the run's files cannot be written: File too large. Free disk space")
-    assert "resume the run with --resume" in line
+    assert "start the run again, or resume it if it has checkpoints" in line

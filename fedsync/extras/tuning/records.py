@@ -10,7 +10,7 @@ from pathlib import Path
 from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived
+from fedsync.core.events import SERVER_RESTARTED, Event, SiloJoined, SiloLost, UpdateArrived
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.orders import SiloFacts, WorkReport
 from fedsync.model.plain_replica import RECEIVED
@@ -133,7 +133,7 @@ class _MachineReader:
             match event:
                 case SiloJoined(at_s, name, facts):
                     self._join(name, facts, at_s)
-                case SiloLost(at_s, name, _) if name in self.silos:
+                case SiloLost(at_s, name, reason) if name in self.silos and reason != SERVER_RESTARTED:
                     silo = self.silos[name]
                     if silo.here_s is not None:
                         silo.ups.append(at_s - silo.here_s)

@@ -121,7 +121,7 @@ class LiveRun:
 
         ``summary``: the summary file exists; check this, and ``gone``, before reading the newest entries.
         """
-        self.cut_off = self.ledger.stopped is None and (summary or (gone and not self.virtual))
+        self.cut_off = self.ledger.stopped is None and (summary or gone)
 
     def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
         rows = [self._headline(quiet_s), *([words(way_on)] if way_on else [])]
