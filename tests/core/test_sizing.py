@@ -37,7 +37,7 @@ def plan(silos: list[SiloView], found: dict[str, int] | None = None, **sizing: A
     """Work of silos a, b, c..."""
     names = "abcdefgh"[: len(silos)]
     work = Sizing(WORK, **sizing).plan(dict(zip(names, silos, strict=True)), found or {})
-    assert list(work) == list(names)
+    assert list(work) == list(names) and len(work) == len(names)
     return list(work.values())
 
 
