@@ -79,19 +79,6 @@ def test_groups_by_hand(step_s: dict[str, float], slow: list[str]) -> None:
     assert sorted(fast_names + slow_names) == sorted(step_s)
 
 
-def test_the_groups_are_the_best_of_all_cuts() -> None:
-    """Against every way to cut: least sum of squared distances from the means."""
-    times = {name: (index * 7 % 10 + 1) ** 1.7 for index, name in enumerate(NAMES)}
-
-    def squares(names: list[str]) -> float:
-        mean = sum(times[name] for name in names) / len(names)
-        return sum((times[name] - mean) ** 2 for name in names)
-
-    order = sorted(NAMES, key=times.__getitem__)
-    best = min(range(1, 10), key=lambda cut: squares(order[:cut]) + squares(order[cut:]))
-    assert two_groups(times) == (order[:best], order[best:])
-
-
 def speeds(**of: float | None) -> ClusterView:
     return view({name: silo(speed=speed) for name, speed in of.items()})
 
