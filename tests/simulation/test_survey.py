@@ -198,6 +198,15 @@ def test_a_mean_of_four_people_is_not_used(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "statistics.json").exists()
 
 
+def test_columns_that_differ_are_refused_by_the_silos_name(tmp_path: Path) -> None:
+    files = tables(tmp_path)
+    frame = pd.read_csv(files[2])
+    frame["age"] = frame["age"].astype(str) + " years"
+    frame.to_csv(files[2], index=False)
+    with pytest.raises(ConfigError, match=r"c\.csv, line \d+, column 1: the cell looks like a number"):
+        run_virtual(config(files), cluster(), tmp_path / "run")
+
+
 def test_a_scale_may_be_given(tmp_path: Path, scales: dict[str, dict[str, ColumnScale]]) -> None:
     files = tables(tmp_path)
     run_virtual(config(files, standardise={"age": [50, 10], "dose": [1, 2.5]}), cluster(), tmp_path / "run")
