@@ -86,11 +86,12 @@ def test_who_is_here_and_what_is_evaluated_is_in_it(tmp_path: Path) -> None:
 
 
 def test_the_newest_by_number_stay_and_the_newest_of_them_is_gone_on_from(tmp_path: Path) -> None:
-    journal(tmp_path)
+    """Also those that are written before there is a journal."""
     files = checkpoints(tmp_path)
     for version in range(8, 12):
         save(files, version)
     files.close()
+    journal(tmp_path)
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["10.ckpt", "11.ckpt", "9.ckpt"]
     assert newest_version(tmp_path) == prepare(tmp_path, "config").moment.version == 11
 
