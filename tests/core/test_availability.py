@@ -1,5 +1,6 @@
 """Silos that are there in windows: who gets no order, whom nobody waits for, and what is no failure."""
 
+import pickle
 from math import nan
 from typing import Any
 
@@ -182,3 +183,10 @@ def test_views_say_how_long_a_silo_is_there() -> None:
     coordinator = Coordinator(policies(barrier=barrier))
     assert coordinator.handle([*joined("a"), join("c", 5.0)], 0.0).reason == "None 5.0"
     assert coordinator.handle([TimerFired(1.0)], 1.0).reason == "None 4.0"
+
+
+def test_a_run_that_is_resumed_knows_who_is_away() -> None:
+    coordinator = three(left_s=50.0)
+    other = Coordinator(policies(stop=StopRules(rounds=9)))
+    other.restore(pickle.loads(pickle.dumps(coordinator.state())))
+    assert "c is away for 40 s" in other.handle([TimerFired(60.0)], 60.0).reason
