@@ -122,14 +122,6 @@ def orders() -> list[WorkOrder]:
     return [order(batch_size=4, max_steps=3, seed=number, evaluate=False) for number in (1, 2)]
 
 
-def test_an_order_that_only_scores_leaves_them(tmp_path: Path, spec: RunSpec) -> None:
-    silo = session(spec, tmp_path)
-    base = silo.initial_model()
-    silo.train(order(batch_size=4, max_steps=3, learning_rate=0.0), base)
-    silo.evaluate(base, EvaluateModel(0))
-    assert seen(tmp_path)[-1][1] == 0
-
-
 @pytest.mark.parametrize("cipher", ["plain", "pad"])
 def test_whole_runs_keep_them_apart_silo_by_silo(
     cipher: str, tmp_path: Path, spec: RunSpec, monkeypatch: pytest.MonkeyPatch

@@ -1,11 +1,10 @@
 """Every kind of event in every situation leaves each silo either idle or busy with one known order."""
 
 import math
-from typing import Any
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Evaluate, Stop
+from fedsync.core.actions import Commit, Discard, Stop
 from fedsync.core.events import Progressed, SiloLost, WorkFailed
 from fedsync.core.orders import Evaluation
 from fedsync.core.state import MOST_FAILURES
@@ -15,20 +14,6 @@ from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
 from fedsync.policies.barrier.wrappers.default_wrappers import OpenableSums
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, scored
-
-
-def test_a_round_commits_when_all_are_in_and_the_next_starts_from_it() -> None:
-    coordinator, first = begin("a", "b")
-    waiting = coordinator.handle([answer("a", first["a"], 1.0)], 1.0)
-    assert waiting.actions == ()
-    entry = coordinator.handle([answer("b", first["b"], 2.0)], 2.0)
-    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})]
-    assert {name: (o.update_id, o.base_version) for name, o in orders(entry).items()} == {
-        "a": ("a/2", 1),
-        "b": ("b/2", 1),
-    }
-    assert isinstance(entry.actions[0], Commit), "the commit comes before the orders that start from it"
-    assert coordinator.version == 1
 
 
 def test_joining_twice_gives_up_the_order() -> None:
@@ -79,23 +64,6 @@ def test_a_duplicate_does_not_discard_the_update_that_waits_for_its_commit(sende
     assert list(of_type(entries[-1], Commit)[0].weights) == ["a/1", "b/1", "c/1"]
 
 
-@pytest.mark.parametrize(("changes", "check"), [({"base_version": 1}, "version"), ({"loss": math.nan}, "loss")])
-def test_a_bad_report_costs_the_silo_the_round_and_never_reaches_a_commit(changes: dict[str, Any], check: str) -> None:
-    coordinator, first = begin("a", "b")
-    entry = coordinator.handle([answer("a", first["a"], **changes)], 1.0)
-    (discard,) = entry.actions
-    assert isinstance(discard, Discard)
-    assert discard.update_id == "a/1"
-    assert "'a'" in discard.reason
-    assert repr(check) in discard.reason
-    entry = coordinator.handle([answer("b", first["b"])], 2.0)
-    assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
-    again = orders(entry)
-    assert list(again) == ["a", "b"], "the silo is idle and goes on with the others"
-    entry = coordinator.handle([answer(name, again[name]) for name in again], 3.0)
-    assert of_type(entry, Commit) == [Commit(2, {"a/2": 0.5, "b/2": 0.5})]
-
-
 @pytest.mark.parametrize("said", [scored(math.nan), scored(math.inf), scored(0.5, samples=-1)])
 def test_an_update_is_good_although_the_evaluation_with_it_is_not(said: Evaluation) -> None:
     coordinator, first = begin("a", "b", stop=StopRules(rounds=9, target_accuracy=0.8))
@@ -127,23 +95,6 @@ def test_without_hope_that_anybody_comes_back_the_run_is_given_up_at_last() -> N
     entry = coordinator.handle([WorkFailed(1.0, "a", f"a/{MOST_FAILURES}", "no disk")], 1.0)
     (stop,) = of_type(entry, Stop)
     assert stop.failed and stop.reason.endswith("the last: a: no disk")
-
-
-def test_a_run_in_which_everybody_keeps_failing_is_given_up() -> None:
-    coordinator, work = begin("a", "b")
-    for attempt in (1, 2):
-        entry = coordinator.handle([WorkFailed(1.0, "a", f"a/{attempt}", "no disk")], 1.0)
-        entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
-        work = orders(entry)
-        assert list(work) == ["a", "b"]
-    coordinator.handle([WorkFailed(1.0, "a", "a/3", "no disk")], 1.0)
-    entry = coordinator.handle([answer("b", work["b"], loss=math.nan)], 1.0)
-    (stop,) = of_type(entry, Stop)
-    assert stop.failed
-    assert "every silo failed 3 orders in a row" in stop.reason
-    assert "'b'" in stop.reason, "the last failure is told"
-    assert of_type(entry, Evaluate) == []
-    assert coordinator.stopped
 
 
 def test_an_encrypted_run_is_given_up_when_fewer_silos_work_than_a_sum_needs() -> None:

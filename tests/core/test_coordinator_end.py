@@ -14,18 +14,6 @@ from tests.core.make import Scripted, answer, begin, but_best, joined, of_type, 
 ONE_ROUND = StopRules(rounds=1)
 
 
-def test_the_last_commit_is_followed_by_one_evaluation_of_it_and_then_the_stop() -> None:
-    coordinator, first = begin("a", "b", stop=ONE_ROUND)
-    coordinator.handle([answer("a", first["a"])], 1.0)
-    entry = coordinator.handle([answer("b", first["b"])], 2.0)
-    assert entry.actions == (Commit(1, {"a/1": 0.5, "b/1": 0.5}), Evaluate(1, ("a", "b")))
-    assert not coordinator.stopped
-    assert coordinator.handle([Evaluated(3.0, "a", 1, scored(0.5))], 3.0).actions == ()
-    entry = coordinator.handle([Evaluated(3.0, "b", 1, scored(0.5))], 3.0)
-    assert but_best(entry) == (Stop("1 rounds done", failed=False),)
-    assert coordinator.stopped
-
-
 @pytest.mark.parametrize("said", [None, scored(math.nan), scored(0.5, samples=-3)])
 def test_an_unusable_evaluation_does_not_hold_up_the_end(said: object) -> None:
     coordinator, first = begin("a", stop=ONE_ROUND)

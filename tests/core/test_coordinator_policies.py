@@ -1,20 +1,15 @@
 """What the coordinator does with the answers of policies, and what it does when they break their contract."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.core.actions import Commit, Discard, Dispatch, Note, Rollback, Savepoint, WakeAt
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import TimerFired
 from fedsync.core.orders import Window
-from fedsync.core.protocols import Bounds, MachineLoad, SpeedSample
-from fedsync.core.report_checks import MAX_SPEED
-from fedsync.core.speed.curve import Curve
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.core.speed.sizing import Sizing
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
@@ -75,25 +70,6 @@ def test_a_silo_without_a_declaration_does_not_end_a_run_that_has_begun() -> Non
     assert note.text.startswith("b takes no part: ") and "declares no speed" in note.text
     entry = coordinator.handle([answer("a", first["a"], 2.0)], 2.0)
     assert list(orders(entry)) == ["a"]
-
-
-@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e12])
-def test_a_declared_speed_that_no_machine_has_is_not_balanced_on(speed: float) -> None:
-    """Hostile input like a report's speed: it is refused by name or not used, but never reaches a balancer."""
-
-    class Careful(ProportionalBalancer):
-        def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-            assert all(0 < curve.speed <= MAX_SPEED for curve in curves)
-            return super().plan(curves, total, bounds)
-
-    coordinator = Coordinator(policies(sizing=Sizing(WORK, Careful()), declared_speeds=True))
-    events = [*joined("liar", declared_speed=speed), *joined("honest", declared_speed=100.0)]
-    try:
-        entry = coordinator.handle(events, 0.0)
-    except (ConfigError, ProtocolError) as error:
-        assert "liar" in str(error)
-    else:
-        assert "honest" in orders(entry)
 
 
 def test_a_batch_cap_that_a_silo_ran_into_is_kept_at_its_lowest() -> None:

@@ -1,6 +1,5 @@
 """Curves from the orders of silos whose true curve is known."""
 
-import pickle
 from collections.abc import Iterable
 
 import numpy as np
@@ -118,14 +117,6 @@ def test_noise_of_two_percent_is_averaged_out(seed: int) -> None:
     levels = np.exp(noise).tolist()
     curve = learn(AFFINE, sizes, levels).at(50.0)
     assert times(curve, 50, 80, 110, 150) == pytest.approx(times(AFFINE, 50, 80, 110, 150), rel=0.06)
-
-
-def test_the_state_is_a_value() -> None:
-    before = learn(AFFINE, [50, 100])
-    copy = pickle.dumps(before)
-    after = FITTER.observe(before, 75, 1.25)
-    assert pickle.loads(copy) == before
-    assert pickle.loads(pickle.dumps(after)) == after
 
 
 orders = st.tuples(st.integers(1, 4096), st.floats(1e-6, 1e6))

@@ -1,15 +1,13 @@
 """What an operator may ask of a run, what it is refused, and what becomes of it in a replay and after a restart."""
 
 import pickle
-from dataclasses import replace
 
 import pytest
 
-from fedsync.common import codec
 from fedsync.core.actions import Commit, Discard, HaltEarly, Note, OperatorAnswered, Stop, WakeAt
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Event, OperatorAsked, SiloLost, TimerFired, WorkFailed
-from fedsync.core.journal import JournalEntry, replay
+from fedsync.core.events import OperatorAsked, SiloLost, TimerFired, WorkFailed
+from fedsync.core.journal import JournalEntry
 from fedsync.core.operator.operator_commands import (
     ChangeStop,
     ContinueRun,
@@ -17,13 +15,12 @@ from fedsync.core.operator.operator_commands import (
     OperatorQuestion,
     PauseRun,
     ReadmitSilo,
-    said,
 )
-from fedsync.core.operator.operator_execution import MOST_ANSWERS, Steering
+from fedsync.core.operator.operator_execution import MOST_ANSWERS
 from fedsync.core.orders import Presence
 from fedsync.core.stopping import StopRules
 from fedsync.policies.barrier.kinds.ssp import Asp
-from tests.core.make import answer, begin, joined, of_type, orders, policies
+from tests.core.make import answer, begin, joined, of_type, orders
 
 
 def asked(question: OperatorQuestion, at_s: float = 1.0, request: str = "1") -> OperatorAsked:
@@ -180,12 +177,6 @@ REFUSED = [
 ]
 
 
-def test_names_are_told_in_order() -> None:
-    steering = Steering(dropped={"d": None, "b": None})
-    assert steering.refusal(DropSilo("x"), ["c", "a"], {}, 1).endswith("here are a, c")
-    assert steering.refusal(ReadmitSilo("x"), ["c", "a"], {}, 1).endswith("dropped are b, d")
-
-
 @pytest.mark.parametrize(("question", "why"), REFUSED, ids=lambda value: str(value)[:30])
 def test_what_cannot_be_is_refused_with_a_reason_and_changes_nothing(question: OperatorQuestion, why: str) -> None:
     coordinator, _ = begin("a", "b", "c", least=3)
@@ -238,41 +229,3 @@ def test_answers_that_are_remembered_are_bounded() -> None:
         ask(coordinator, ContinueRun(), request=str(number))
     kept = coordinator.state()["extensions"]["steering"]["answered"]
     assert list(kept) == [str(number) for number in range(9, MOST_ANSWERS + 9)]
-
-
-def story() -> list[list[Event]]:
-    """A run that is steered in every way."""
-    return [
-        joined("a", "b", "c"),
-        [asked(PauseRun(), 1.0, "p")],
-        [asked(DropSilo("c"), 2.0, "d")],
-        [asked(ChangeStop(rounds=5, seconds=400.0, target_accuracy=0.9), 3.0, "s")],
-        [asked(ContinueRun(), 4.0, "c")],
-        [asked(DropSilo("c"), 5.0, "again")],
-        [asked(ReadmitSilo("c"), 6.0, "r")],
-    ]
-
-
-def test_a_steered_run_replays_and_a_restored_coordinator_goes_on_as_the_first_would_have() -> None:
-    first = Coordinator(policies())
-    entries = [first.handle(events, float(at_s)) for at_s, events in enumerate(story())]
-    text = [codec.dumps(entry) for entry in entries]
-    read = [codec.loads(JournalEntry, line, own=True) for line in text]
-    assert read == entries
-    assert list(replay(read, Coordinator(policies()))) == entries
-    for cut in range(len(entries)):
-        before = Coordinator(policies())
-        for at_s, events in enumerate(story()[:cut]):
-            before.handle(events, float(at_s))
-        after = Coordinator(policies())
-        after.restore(pickle.loads(pickle.dumps(before.state())))
-        rest = [after.handle(events, float(at_s)) for at_s, events in enumerate(story()) if at_s >= cut]
-        assert rest == entries[cut:], f"restored before step {cut}"
-
-
-def test_what_is_said_of_a_question_names_what_changes() -> None:
-    assert said(ChangeStop(rounds=4, target_accuracy=0.5)) == "changed when the run ends: rounds 4, target_accuracy 0.5"
-    assert [said(each) for each in (PauseRun(), ContinueRun(), DropSilo("a"), ReadmitSilo("a"))] == [
-        "paused the run", "continued the run", "dropped a", "readmitted a",
-    ]  # fmt: skip
-    assert replace(ChangeStop(), rounds=3).after(StopRules(seconds=2.0)) == StopRules(rounds=3, seconds=2.0)

@@ -21,16 +21,6 @@ def test_a_step_takes_launch_plus_samples_by_speed(curve: Curve, batch: int, sec
     assert curve.step_s(batch) == pytest.approx(seconds, rel=1e-15)
 
 
-def test_errors_name_place_problem_and_remedy() -> None:
-    assert str(ConfigError("x.yaml, line 2, a.b", "7 is odd", "Write 8")) == "x.yaml, line 2, a.b: 7 is odd. Write 8"
-    assert str(ProtocolError("a", "loss", "nan")) == "silo 'a' failed the check 'loss': nan"
-    assert str(ProtocolError("server", "tag", "no")) == "the server failed the check 'tag': no"
-    assert str(ProtocolError("administrator", "epoch", "0")) == "the administrator failed the check 'epoch': 0"
-    assert str(ProtocolError("node 7", "hello", "empty")) == "node 7 failed the check 'hello': empty"
-    assert str(PolicyError("it broke")) == "it broke"
-    assert str(PolicyError("it broke", ["one", "two"])).splitlines()[1:] == ["  'one'", "  'two'"]
-
-
 @pytest.mark.parametrize(
     "error", [ConfigError("here", "bad", "Fix it"), ProtocolError("a", "loss", "nan"), PolicyError("broke", ["e"])]
 )

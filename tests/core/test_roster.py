@@ -55,13 +55,3 @@ def test_the_revision_tells_what_a_plan_depends_on() -> None:
     assert not changed()
     roster.pop("a")
     assert changed()
-
-
-def test_a_silo_that_returns_is_the_last_to_have_joined() -> None:
-    roster = Roster()
-    for name in "abcdefghijklmnopqrstuvwxyz":
-        roster[name] = BUSY
-    roster.pop("b")
-    for name in ("z", "c", "b"):
-        roster[name] = IDLE
-    assert view(roster, looked_for=False).idle == ("c", "z", "b")

@@ -66,13 +66,6 @@ def test_a_rate_that_equals_the_one_of_train_config_holds_too(tmp_path: Path) ->
     assert rates(tmp_path) == {0: (0.2, '{"lr": 0.2}'), 1: (0.1, "")}
 
 
-def test_a_function_does_the_same(tmp_path: Path) -> None:
-    FedSync(quick(), out=tmp_path, timing=TIMING, on_round=lambda n: {"learning_rate": 0.4 / n, "n": n}).start(
-        DirectGrid(2)
-    )
-    assert rates(tmp_path) == {0: (0.4, '{"n": 1}'), 1: (0.2, '{"n": 2}')}
-
-
 @pytest.mark.slow
 def test_a_clientapp_finds_it_in_its_configuration(tmp_path: Path) -> None:
     tells = ('"num-examples": len(trainloader.dataset)})', '"num-examples": 9, "told": msg.content["config"]["mix"]})')

@@ -21,7 +21,7 @@ from fedsync.flower import client_app, payloads
 from fedsync.flower import flower_messages as messages
 from fedsync.model.transfer import Payload
 from fedsync.silo.agent import answers
-from fedsync.silo.agent.answers import EmulatedLine, emulated_line, identify
+from fedsync.silo.agent.answers import emulated_line, identify
 from fedsync.silo.agent.joins import INBOX, JOINED, JoinedRun, dropped, trusted
 from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import STATE, AskModel, Identity, InProgress, Refusal, Refused, Train, exchange, write_reply
@@ -143,10 +143,6 @@ def test_a_message_comes_as_late_as_on_the_line_that_is_emulated(
     assert waited == [pytest.approx(max(0.0, seconds - 0.5))], "half a second is over"
     line.carried(None, begin_s=10.5)
     assert waited[1] == pytest.approx(0.0 if allowed else machine.get("latency_s", 0.0))
-
-
-def test_a_silo_that_emulates_no_machine_has_no_line() -> None:
-    assert emulated_line(Identity(spec(), 1, "a"), {}) == EmulatedLine(0.0, 0.0)
 
 
 # Joins, and the app that a run brought along.

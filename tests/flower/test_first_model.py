@@ -65,8 +65,11 @@ def test_where_no_silo_has_a_model_the_last_problem_is_told() -> None:
         ask_for_model(silos_of(fails), "{}", SOON)
 
 
-def test_a_silo_that_had_no_model_is_asked_again_later() -> None:
-    found, _ = ask_for_model(silos_of(Turns(fails)), "{}", replace(LONG, look_s=0.001))
+@pytest.mark.parametrize(("first", "soon"), [(fails, {"look_s": 0.001}), (silent, {"ask_s": 0.01})])
+def test_a_silo_that_had_no_model_and_one_that_lost_the_question_are_asked_again_later(
+    first: MemorySilo, soon: dict[str, float]
+) -> None:
+    found, _ = ask_for_model(silos_of(Turns(first)), "{}", replace(LONG, **soon))
     np.testing.assert_array_equal(found, WEIGHTS)
 
 
@@ -75,11 +78,6 @@ def test_nobody_is_asked_again_at_once() -> None:
     with pytest.raises(RunError):
         ask_for_model(silos_of(silo), "{}", SOON)
     assert silo.asked == 1
-
-
-def test_a_question_that_is_lost_is_asked_again() -> None:
-    found, _ = ask_for_model(silos_of(Turns(silent)), "{}", replace(LONG, ask_s=0.01))
-    np.testing.assert_array_equal(found, WEIGHTS)
 
 
 def test_where_all_silos_refuse_the_run_nobody_is_asked_again() -> None:

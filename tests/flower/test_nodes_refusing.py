@@ -9,6 +9,7 @@ from tests.flower.named_nodes import join, named, silent
 from tests.transport.memory_transport import MemoryTransport
 
 OWNER, CONFIG, INTERNAL = (Refused(code) for code in (Refusal.OWNER, Refusal.CONFIG, Refusal.INTERNAL))
+COLUMNS = Refused(Refusal.CONFIG, "silo 'b' failed the check 'columns'")
 
 
 def refuse(nodes: Nodes, node: int, refused: Refused, times: int = 1) -> None:
@@ -18,10 +19,10 @@ def refuse(nodes: Nodes, node: int, refused: Refused, times: int = 1) -> None:
         nodes.ask_again(node)
 
 
-def refusing(expected: int | None, *names: str) -> tuple[MemoryTransport, Nodes]:
+def refusing(expected: int | None, *names: str, needed: int = 0) -> tuple[MemoryTransport, Nodes]:
     """Nodes that were greeted, from 1 on."""
     silos = named(dict(enumerate(names, 1)))
-    nodes = Nodes(silos, Admission(expected=expected))
+    nodes = Nodes(silos, Admission(expected=expected, needed=needed))
     nodes.look()
     return silos, nodes
 
@@ -36,19 +37,28 @@ def test_a_run_that_all_refuse_is_over_with_the_last_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "refusals"),
+    ("names", "needed", "expected", "refusals"),
     [
-        (4, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # another is to come
-        (None, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # a run that goes on: its silos took part before
-        (2, [(1, OWNER), (2, OWNER)]),  # one has not answered
-        (3, [(1, OWNER), (2, OWNER), (3, CONFIG)]),  # who knows what each would say next
-        (3, [(1, OWNER), (2, OWNER), (3, INTERNAL)]),
-        (3, [(1, INTERNAL), (2, INTERNAL), (3, INTERNAL)]),  # a trainer may have died for want of memory, once
-        (3, [(1, Refused(Refusal.LOADING)), (1, Refused(Refusal.BUSY))] * 9 + [(2, OWNER), (3, OWNER)]),
+        ("abc", 0, 4, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # another is to come
+        ("abc", 0, None, [(1, OWNER), (2, OWNER), (3, OWNER)]),  # a run that goes on: its silos took part before
+        ("abc", 0, 2, [(1, OWNER), (2, OWNER)]),  # one has not answered
+        ("abc", 0, 3, [(1, OWNER), (2, OWNER), (3, CONFIG)]),  # who knows what each would say next
+        ("abc", 0, 3, [(1, OWNER), (2, OWNER), (3, INTERNAL)]),
+        ("abc", 0, 3, [(1, INTERNAL), (2, INTERNAL), (3, INTERNAL)]),  # one may have died for want of memory, once
+        ("abc", 0, 3, [(1, Refused(Refusal.LOADING)), (1, Refused(Refusal.BUSY))] * 9 + [(2, OWNER), (3, OWNER)]),
+        ("ab", 1, 2, [(2, COLUMNS)] * 2),  # the other is enough
+        ("ab", 2, 3, [(2, COLUMNS)] * 2),  # another is to come
+        ("ab", 2, None, [(2, COLUMNS)] * 2),  # it goes on with silos that took part
+        ("abc", 2, 2, [(2, COLUMNS)] * 2),
+        ("ab", 2, 2, [(2, Refused(Refusal.LOCKED))] * 2),  # its owner may end that at any time
+        ("ab", 2, 2, [(2, Refused(Refusal.APPROVAL))] * 2),
+        ("ab", 2, 2, [(2, INTERNAL)] * 2),
     ],
 )
-def test_a_run_that_some_may_still_join_goes_on(expected: int | None, refusals: list[tuple[int, Refused]]) -> None:
-    _, nodes = refusing(expected, "a", "b", "c")
+def test_a_run_that_some_may_still_join_or_that_may_still_begin_goes_on(
+    names: str, needed: int, expected: int | None, refusals: list[tuple[int, Refused]]
+) -> None:
+    _, nodes = refusing(expected, *names, needed=needed)
     for node, refused in refusals:
         refuse(nodes, node, refused)
 
@@ -70,15 +80,10 @@ def test_a_run_that_a_silo_has_joined_is_not_given_up_for_refusals() -> None:
     refuse(nodes, 2, OWNER)
 
 
-COLUMNS = Refused(Refusal.CONFIG, "silo 'b' failed the check 'columns'")
-
-
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_which_and_why(joined: bool) -> None:
     """One silo with a bad table made the other wait for ever."""
-    silos = named({1: "a", 2: "b"})
-    nodes = Nodes(silos, Admission(expected=2, needed=2))
-    nodes.look()
+    _, nodes = refusing(2, "a", "b", needed=2)
     if joined:
         join(nodes, 1, "a")
     with pytest.raises(
@@ -87,28 +92,8 @@ def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_wh
         refuse(nodes, 2, COLUMNS)
 
 
-@pytest.mark.parametrize(
-    ("names", "needed", "expected", "refused"),
-    [
-        ("ab", 1, 2, COLUMNS),  # the other is enough
-        ("ab", 2, 3, COLUMNS),  # another is to come
-        ("ab", 2, None, COLUMNS),  # it goes on with silos that took part
-        ("abc", 2, 2, COLUMNS),
-        ("ab", 2, 2, Refused(Refusal.LOCKED)),  # its owner may end that at any time
-        ("ab", 2, 2, Refused(Refusal.APPROVAL)),
-        ("ab", 2, 2, INTERNAL),
-    ],
-)
-def test_a_run_that_may_still_begin_goes_on(names: str, needed: int, expected: int | None, refused: Refused) -> None:
-    nodes = Nodes(named(dict(enumerate(names, 1))), Admission(expected=expected, needed=needed))
-    nodes.look()
-    refuse(nodes, 2, refused, times=2)
-
-
 def test_a_run_that_has_begun_is_not_given_up_for_one_that_comes_with_another_table() -> None:
-    silos = named({1: "a", 2: "b", 3: "c"})
-    nodes = Nodes(silos, Admission(expected=2, needed=2))
-    nodes.look()
+    _, nodes = refusing(2, "a", "b", "c", needed=2)
     join(nodes, 1, "a")
     join(nodes, 3, "c")
     nodes.forget(3)

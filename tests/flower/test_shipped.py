@@ -101,11 +101,6 @@ def test_a_strategys_own_options_go_where_they_belong(name: str, option: str, va
     assert within.model_dump()["barrier"]["inner"] == found.model_dump()["barrier"]
 
 
-def test_a_part_may_evaluate() -> None:
-    assert FedSync.fedavg(task=DIGITS).config.fraction_evaluate == 1.0
-    assert FedSync.fedavg(task=DIGITS, fraction_evaluate=0.0).config.fraction_evaluate == 0.0
-
-
 def test_a_part_of_the_silos_is_as_many_as_flowers_own_would_take() -> None:
     def drawn(silos: int, **options: Any) -> tuple[int, int]:
         config = FedSync.fedavg(task=DIGITS, **options).config

@@ -57,20 +57,19 @@ def test_a_node_that_never_has_a_usable_answer_is_asked_less_and_less_often() ->
     assert nodes.look() == ([], [1]), "it may have been mended"
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "x" * 129])
-def test_a_name_that_no_silo_can_have_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "check"),
+    [
+        *((hello(name), "hello") for name in ("", "a/b", "x" * 129)),
+        *((Hello("a", SiloFacts(examples)), "examples") for examples in (0, 10**9 + 1)),
+        (Hello("a", SiloFacts(10, memory_samples=0)), "memory"),
+    ],
+)
+def test_a_silo_that_cannot_be_as_it_says_is_refused(said: Hello, check: str) -> None:
     nodes = Nodes(named({1: ""}))
     nodes.look()
-    with pytest.raises(ProtocolError, match="node 1 failed the check 'hello'"):
-        nodes.check(1, hello(name))
-
-
-@pytest.mark.parametrize("facts", [SiloFacts(0), SiloFacts(10**9 + 1), SiloFacts(10, memory_samples=0)])
-def test_a_silo_that_cannot_be_as_it_says_is_refused(facts: SiloFacts) -> None:
-    nodes = Nodes(named({1: ""}))
-    nodes.look()
-    with pytest.raises(ProtocolError, match=r"node 1 failed the check '(examples|memory)'"):
-        nodes.check(1, Hello("a", facts))
+    with pytest.raises(ProtocolError, match=f"node 1 failed the check '{check}'"):
+        nodes.check(1, said)
     assert nodes.by_name == {}
 
 

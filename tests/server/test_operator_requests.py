@@ -137,34 +137,7 @@ def test_what_is_no_question_is_refused_at_once_and_nothing_comes_of_it(
     assert (told.request, told.refused[:27]) == ("1", "this request cannot be read")
 
 
-def test_who_asks_what_cannot_be_read_hears_so(
-    tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a command of another version would."""
-    dumps = codec.dumps
-    monkeypatch.setattr(
-        codec, "dumps", lambda value, kind=None: '{"type":"Rewind"}' if kind is OperatorQuestion else dumps(value)
-    )
-    thread, failed = in_the_background(lambda: ask(tmp_path, PauseRun()))
-    end_s = time.monotonic() + 20
-    while thread.is_alive():
-        assert desk.events(0.0) == []
-        assert time.monotonic() < end_s
-    assert "request cannot be read" in str(failed[0])
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        ChangeStop(seconds=float("nan")),
-        ChangeStop(seconds=float("inf")),
-        ChangeStop(seconds=-1.0),
-        ChangeStop(target_accuracy=float("nan")),
-        ChangeStop(rounds=10**23),
-        ChangeStop(rounds=0),
-        ChangeStop(),
-    ],
-)
+@pytest.mark.parametrize("rule", [ChangeStop(seconds=float("nan")), ChangeStop(rounds=0), ChangeStop()])
 def test_a_number_that_no_rule_can_have_is_refused_before_the_run_is_asked(
     tmp_path: Path, desk: OperatorRequests, rule: ChangeStop
 ) -> None:

@@ -285,12 +285,6 @@ def test_what_a_silo_is_sent_continues_what_it_will_hold_after_the_orders_that_i
     assert len(recording.held) == 2, "the silo has said what it holds"
 
 
-def test_what_is_sent_once_more_is_known_to_be() -> None:
-    outbox = Recording().outbox
-    outbox.repeat(PendingMessage(1, Train(ORDER), 9.0), "a", 0.0)
-    assert [sent.again for sent in outbox.waiting] == [True]
-
-
 def test_a_question_about_masks_waits_a_minute_and_not_for_who_is_gone() -> None:
     recording = Recording()
     recording.outbox.questions(7.0)

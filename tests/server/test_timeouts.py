@@ -119,12 +119,6 @@ def test_a_vigil_without_end_says_once_a_minute_what_is_missing(caplog: pytest.L
     ]
 
 
-def test_a_vigil_that_ends_says_when(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        IdleTimeout(180.0, 0.0).check(60.0, [])
-    assert caplog.messages == ["nothing to do for 60 s; silos here: none; after 180 s the run fails"]
-
-
 def test_epochs_follow_what_the_last_pause_took() -> None:
     spare = IdleTraining(0.05)
     told = []

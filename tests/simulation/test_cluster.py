@@ -112,10 +112,3 @@ def test_many_silos_with_one_trace_read_it_from_beside_the_file(tmp_path: Path) 
     (tmp_path / "day.csv").write_text("seconds,factor\n0,1\n")
     silos = load(tmp_path, {"name": "x", "speed": 1.0, "count": 2, "trace": "day.csv"}).silos
     assert {silo.trace for silo in silos} == {str((tmp_path / "day.csv").resolve())}
-
-
-def test_the_spread_of_one_to_three() -> None:
-    speeds = [silo.speed for silo in ClusterConfig.load("one-to-three").silos]
-    assert speeds == sorted(speeds)
-    assert (speeds[-1] / speeds[0], sum(speeds) / 8) == (3.0, 200.0)
-    assert {silo.speed for silo in ClusterConfig.load("homogeneous").silos} == {200.0}

@@ -37,13 +37,6 @@ def test_fixed_batches_wait_for_the_slowest(tmp_path: Path) -> None:
     assert summary["wait_fraction"] == pytest.approx(1 - summary["utilisation"])
 
 
-def test_proportional_batches_finish_together_from_the_second_round_on(tmp_path: Path) -> None:
-    """Of 160, speeds 300..100 get 48, 40, 32, 24, 16: 20 steps of 0.16 s each."""
-    result = simulate(tmp_path, HETERO)
-    assert batch_sizes(result) == [[32] * 5, *[[48, 40, 32, 24, 16]] * 2]
-    assert result.round_seconds() == pytest.approx([6.4, 3.2, 3.2], rel=1e-12)
-
-
 def test_the_model_is_what_the_workers_made_of_it(tmp_path: Path) -> None:
     """Everybody adds 1 a round: versions 0, 1, 2 go out and 3 comes back."""
     workers = {silo.name: FakeWorker(silo) for silo in HETERO}
@@ -78,24 +71,6 @@ def test_a_halted_order_arrives_once_and_the_next_one_begins_after_it(tmp_path: 
     ]
     first = [(pytest.approx(4.2), "a/1", 20), (pytest.approx(5.48), "b/1", 14)]
     assert arrived == [*first, (pytest.approx(9.68), "a/2", 20), (pytest.approx(10.96), "b/2", 14)]
-
-
-def test_an_affine_curve_has_a_launch_and_a_flat_part(tmp_path: Path) -> None:
-    """0.05 + max(32, 64) / 100 = 0.69 s a step below saturation, 0.05 + 80 / 100 = 0.85 s above."""
-    curve = {"kind": "affine", "launch_s": 0.05, "saturation": 64}
-    silos = machines({"speed": 100.0, "curve": curve})
-    small = simulate(tmp_path / "small", silos, FIXED)
-    large = simulate(tmp_path / "large", silos, strategy(local={"steps": 20, "batch_size": 80}))
-    assert small.round_seconds() == pytest.approx([13.8] * 3, rel=1e-12)
-    assert large.round_seconds() == pytest.approx([17.0] * 3, rel=1e-12)
-
-
-def test_a_trace_moves_the_end(tmp_path: Path) -> None:
-    """6.4 s of work: 4 s at full speed, a standstill until 10, then half speed: 4.8 s for the other 2.4."""
-    (tmp_path / "trace.csv").write_text("seconds,factor\n0,1\n4,0\n10,0.5\n")
-    silos = machines({"speed": 100.0, "trace": str(tmp_path / "trace.csv")})
-    result = simulate(tmp_path / "out", silos, FIXED)
-    assert result.round_seconds() == pytest.approx([14.8, 12.8, 12.8], rel=1e-12)
 
 
 def test_polling_sees_together_what_happened_between(tmp_path: Path) -> None:

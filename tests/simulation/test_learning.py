@@ -18,7 +18,3 @@ def test_a_run_with_narx_trains_after_commits_and_replays(tmp_path: Path) -> Non
     assert spares
     assert {spare.epochs for spare in spares} == {2 * SPARE_EPOCHS}
     assert len(replay(tmp_path / "journal.jsonl")) == len(result.entries)
-
-
-def test_without_a_predictor_that_learns_there_is_no_spare_time(tmp_path: Path) -> None:
-    assert simulate(tmp_path, SILOS, strategy()).events(Spare) == []

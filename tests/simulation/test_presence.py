@@ -12,7 +12,6 @@ from fedsync.common.errors import RunError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived
-from fedsync.core.orders import SiloFacts
 from fedsync.observe.replay import replay
 from fedsync.silo.protocol import Completed
 from fedsync.simulation.machine import Outage, outages
@@ -262,13 +261,6 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, poll_s: float) -> No
     for file in ("journal.jsonl", "rounds.jsonl", "summary.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     assert replay(tmp_path / "one" / "journal.jsonl") == results[0].entries
-
-
-def test_facts_are_told_again_on_return(tmp_path: Path) -> None:
-    silos = machines({"speed": 100.0, "faults": [{"at_s": 3.0, "down_s": 2.0}]})
-    result = simulate(tmp_path, silos, FIXED)
-    facts = [event.facts for event in result.events(SiloJoined)]
-    assert facts == [SiloFacts(10_000, None, 100.0)] * 2
 
 
 # Windows of which the run knows.

@@ -12,7 +12,6 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Attested
 from fedsync.core.orders import Evaluation, PooledFigures, Score, WorkReport
 from fedsync.observe.replay import replay
-from fedsync.simulation import engine
 from fedsync.simulation.run import run_virtual
 from fedsync.train.loop import Trainer
 from tests.simulation.sealed import NAMES, SILOS, actions
@@ -196,13 +195,3 @@ def test_a_silo_that_tells_its_own_figures_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(Exception, match="sends unencrypted metrics, which this run encrypts"):
         run_virtual(config(), SILOS, tmp_path)
     assert "1e-07" not in written(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_model_of_the_server_s_choice_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not the last one: what silos answer was in the updates before."""
-    asked: list[str] = []
-    monkeypatch.setattr(Trainer, "evaluate", lambda *_: asked.append(""))
-    run_virtual(config(), SILOS, tmp_path)
-    assert not asked
-    assert engine.Evaluated.__name__ in (tmp_path / "journal.jsonl").read_text()

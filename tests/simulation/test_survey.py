@@ -104,26 +104,6 @@ def test_all_silos_standardise_by_what_all_training_rows_have(
         assert scale.deviation == pytest.approx(pooled[name].std(ddof=0), rel=1e-11)
 
 
-@pytest.mark.slow
-def test_sealed_sums_are_those_in_the_clear(tmp_path: Path, scales: dict[str, dict[str, ColumnScale]]) -> None:
-    found = set()
-    for number, cipher in enumerate(CIPHERS):
-        run_virtual(config(tables(tmp_path), f"cipher={cipher}"), cluster(), tmp_path / str(number))
-        found.add(repr(scales["b"]))
-    assert len(found) == 1
-
-
-def test_features_of_a_silo_are_those_of_its_rows_and_gaps_are_the_mean(tmp_path: Path) -> None:
-    files = tables(tmp_path)
-    made = {"age": ColumnScale(55.0, 8.0), "dose": ColumnScale(3.0, 2.0)}
-    data = CsvTask(tuple(files), "sick", scales=made).data(SiloSlot("b", 1, 3, seed=7))
-    rows = CsvTask(tuple(files), "sick")._rows(SiloSlot("b", 1, 3, seed=7))
-    frame = pd.read_csv(files[1]).iloc[rows.train]
-    expected = ((frame["age"] - 55.0) / 8.0).fillna(0.0).to_numpy(np.float32)
-    assert frame["age"].isna().any()
-    np.testing.assert_allclose(data.train.tensors[0][:, 0].numpy(), expected, atol=1e-6)  # type: ignore[attr-defined]
-
-
 def test_what_people_see_of_it(tmp_path: Path) -> None:
     files = tables(tmp_path)
     asked = {"bins": 4, "ranges": {"age": [0, 100]}}

@@ -4,6 +4,7 @@ from collections import UserDict
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
@@ -99,17 +100,15 @@ class Batched(TwoClasses):
 class Encoded(UserDict[str, torch.Tensor]):
     """A batch that moves itself and is read by attributes, as a tokenizer's is."""
 
+    @staticmethod
+    def of(samples: Any) -> Encoded:
+        return Encoded(x=torch.tensor(samples))
+
     def __getattr__(self, name: str) -> torch.Tensor:
         return self.data[name]
 
     def to(self, device: torch.device) -> Encoded:
         return Encoded({name: tensor.to(device) for name, tensor in self.data.items()})
-
-
-def test_a_batch_that_moves_itself_stays_what_it_is() -> None:
-    read = batches_of([1.0, 2.0], torch.device("meta"), lambda samples: Encoded(x=torch.tensor(samples)))  # type: ignore[arg-type]
-    batch = read.take(read.place(np.arange(2)))
-    assert isinstance(batch, Encoded) and batch.x.device.type == "meta"
 
 
 class InPlace:
@@ -122,10 +121,11 @@ class InPlace:
         self.x = self.x.to(device)
 
 
-def test_a_batch_that_moves_itself_in_place_is_not_lost() -> None:
-    read = batches_of([1.0, 2.0], torch.device("meta"), InPlace)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("collate", "kind"), [(Encoded.of, Encoded), (InPlace, InPlace)])
+def test_a_batch_that_moves_itself_stays_what_it_is_and_is_not_lost(collate: Any, kind: type[Any]) -> None:
+    read = batches_of([1.0, 2.0], torch.device("meta"), collate)  # type: ignore[arg-type]
     batch = read.take(read.place(np.arange(2)))
-    assert isinstance(batch, InPlace) and batch.x.device.type == "meta"
+    assert isinstance(batch, kind) and batch.x.device.type == "meta"
 
 
 def test_workers_and_a_collate_of_ones_own_change_nothing() -> None:

@@ -69,31 +69,6 @@ def test_evaluation_in_pieces_counts_the_same() -> None:
 # Looking for the cap before it is run into.
 
 
-@pytest.mark.parametrize(
-    ("fits", "most", "tried", "found"),
-    [
-        (7, 40, [1, 2, 4, 8, 6, 7], 7),
-        (6, 40, [1, 2, 4, 8, 6, 7], 6),
-        (8, 40, [1, 2, 4, 8, 16, 12, 10, 9], 8),
-        (1, 40, [1, 2], 1),
-        (0, 40, [1], 0),
-        (40, 40, [1, 2, 4, 8, 16, 32, 40], None),
-        (99, 40, [1, 2, 4, 8, 16, 32, 40], None),
-        (39, 40, [1, 2, 4, 8, 16, 32, 40, 36, 38], 38),  # 38 to 40: closer than a sixteenth
-        (1, 1, [1], None),
-    ],
-)
-def test_the_largest_size_that_fits(fits: int, most: int, tried: list[int], found: int | None) -> None:
-    asked: list[int] = []
-
-    def attempt(size: int) -> bool:
-        asked.append(size)
-        return size <= fits
-
-    assert largest_fit(attempt, most, lambda: True) == found
-    assert asked == tried
-
-
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_what_is_found_fits_and_is_within_a_sixteenth(fits: int, most: int) -> None:
     found = largest_fit(lambda size: size <= fits, most, lambda: True)

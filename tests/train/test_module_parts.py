@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.session import SiloSession
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
-from fedsync.train.module_parts import FrozenTensors, frozen_digest, parts_of
+from fedsync.train.module_parts import FrozenTensors, frozen_digest
 from fedsync.train.options import LocalOptions
 from fedsync.train.weights import TaskModel
 from tests.train.make import order
@@ -191,10 +190,3 @@ def test_silos_digest_is_the_servers(tmp_path: Path, spec: RunSpec) -> None:
     built = TaskModel(spec.task.build(), spec.seed, spec.model.build())
     assert session(spec, tmp_path / "a").form.frozen == built.frozen_digest.hex() != ""
     assert json.loads(spec.dump())["model"] == {"share": None, "private": ["norm.*"]}
-
-
-def test_without_a_word_everything_that_is_trained_travels() -> None:
-    module = Small().model()
-    names = tuple(module.state_dict())
-    assert parts_of(module, UNSAID).shared == names
-    np.testing.assert_array_equal(small().initial_model(), TaskModel(Small(), 7).initial())

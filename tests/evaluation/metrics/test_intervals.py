@@ -5,7 +5,7 @@ import pytest
 
 from fedsync.evaluation.metrics.classes import ClassCounts
 from fedsync.evaluation.metrics.gain import JudgedSamples, gain_intervals
-from fedsync.evaluation.metrics.named import NAMES, shipped
+from fedsync.evaluation.metrics.named import shipped
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from tests.evaluation.metrics.make import block_sums, class_sums, error_sums, score_sums
 from tests.evaluation.metrics.test_against_sklearn import drawn, pair_sums
@@ -104,8 +104,3 @@ def test_leaving_a_sample_out_is_leaving_its_pairs_out() -> None:
     value = metric.value(sums) or 0.0
     assert low == pytest.approx(max(0.0, value - 2.200985 * error))
     assert high == pytest.approx(min(1.0, value + 2.200985 * error))
-
-
-def test_what_is_better_is_said() -> None:
-    lower = {name for name in NAMES if not shipped(name, 2).higher_is_better}
-    assert lower == {"brier", "calibration_error", "mae", "rmse", "perplexity"}

@@ -62,26 +62,7 @@ def gain(fit: QualityFit, eta: float, cost_s: float, stage_s: float = 60.0) -> f
     return (stage_s - cost_s * stage_s / (eta + cost_s)) * fit.at(eta)
 
 
-@pytest.mark.parametrize(
-    ("slope", "offset", "cost_s", "best"),
-    [
-        (-1.0, 8.0, 1.0, 2.0),  # sqrt(1 + 8) - 1
-        (-1.0, 3.0, 1.0, 1.0),  # sqrt(1 + 3) - 1
-        (-0.5, 4.0, 1.0, 2.0),  # only the ratio b / a counts
-        (-1.0, 1e-6, 1.0, 0.1),  # below the least interval
-        (-1e-6, 1.0, 1.0, 9.0),  # above the greatest
-        (-1.0, 8.0, 0.0, 0.1),  # barriers for nothing: as often as may be
-        (1.0, 1.0, 1.0, 9.0),  # the longer the better
-        (0.0, 1.0, 1.0, 9.0),
-        (-1.0, -1.0, 1.0, 0.1),  # it only gets worse: the least harm
-        (1.0, -5.0, 1.0, 9.0),
-    ],
-)
-def test_the_best_interval_by_hand(slope: float, offset: float, cost_s: float, best: float) -> None:
-    assert QualityFit(slope, offset).best(cost_s, 0.1, 9.0) == pytest.approx(best)
-
-
-@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0.01, 3))
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 3))
 def test_no_interval_gains_more(slope: float, offset: float, cost_s: float) -> None:
     fit = QualityFit(slope, offset)
     best = fit.best(cost_s, 0.1, 9.0)
@@ -188,19 +169,6 @@ def spoiling(loss: Callable[[int], float]) -> Any:
         return update, replace(report, loss=loss(order.base_version))
 
     return twist
-
-
-def test_halving_in_a_run(tmp_path: Path) -> None:
-    """The example above, from 4 s: the loss of version v is what the policy sees in its round v + 1.
-
-    4 s: 10 to 9, 0.25 a second. 2 s: 9 to 7 in 4 s, 0.5. 1 s: 7 to 6.5 in 2 s, 0.25: 2 s stay.
-    """
-    losses = [10.0, 9.0, 9.0, 8.0, 7.0, 7.0, 6.8, 6.5, 6.0, 6.0]
-    barrier = {"kind": "fsp", "interval": {"kind": "binary", "interval_s": 4.0}}
-    result = race(
-        tmp_path, [256.0, 64.0], barrier, stop={"rounds": 10}, twists=dict.fromkeys("ab", spoiling(lambda v: losses[v]))
-    )
-    assert intervals(result) == [4, 4, 2, 2, 2, 1, 1, 1, 2, 2]
 
 
 def test_fitting_in_a_run_rolls_back_to_where_the_trials_began(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from fedsync.core.orders import Window
 from fedsync.core.protocols import SpeedSample
 from fedsync.extras.predictors.narx import (
     Model,
-    Narx,
     _corrected,
     _fold,
     _follow,
@@ -29,15 +28,6 @@ def summing(gain: float, limit: float) -> Model:
     straight = np.array([1.0, 1.0, 0, 0, 0, 0, 0, 0])
     none = np.zeros((1, 8))
     return Model(np.empty(0), none, np.zeros(1), np.zeros(1), straight, 0.0, gain, limit, 0.0, 100.0)
-
-
-def test_it_begins_with_nothing() -> None:
-    state = Narx(samples=300).init()
-    assert (state.average, len(state.rows), state.seen, state.length, state.due) == (None, 0, 0, 1, 300)
-    assert (state.start, state.model, state.training, state.normal) == (None, None, None, None)
-    assert (state.correction, state.errors) == (0.0, (0.0, 0.0))
-    assert Narx(samples=300).promise(state) is None
-    assert Narx(samples=5).init().due == 22  # twenty, and the two to look back on
 
 
 def test_rows_are_windows_or_the_sample_itself() -> None:

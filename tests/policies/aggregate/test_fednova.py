@@ -17,16 +17,6 @@ def metas(*steps: int) -> list[UpdateMeta]:
     return [UpdateMeta(f"{i}/1", str(i), 0, tau, 8 * tau, 100 * (i + 1), 40) for i, tau in enumerate(steps)]
 
 
-def test_by_hand_without_momentum() -> None:
-    """p = 1/2, tau = 2 and 6: tau_eff = 4, so c = 1/2 x 4/2 = 1 and 1/2 x 4/6 = 1/3."""
-    assert Normalised(WeightedMean("silo")).coefficients(metas(2, 6), 1) == pytest.approx([1.0, 1 / 3])
-
-
-def test_by_hand_with_the_weights_of_the_mean_inside() -> None:
-    """p = 1/3, 2/3 and tau = 1, 4: tau_eff = 3, c = 1/3 x 3 = 1 and 2/3 x 3/4 = 1/2."""
-    assert Normalised(WeightedMean("examples")).coefficients(metas(1, 4), 1) == pytest.approx([1.0, 0.5])
-
-
 def test_a_running_mean_by_hand() -> None:
     """Two silos whose statistics go half of the way to 8 a step, one of them once, the other three times."""
     start, target, rate = 0.0, 8.0, 0.5
@@ -40,12 +30,6 @@ def test_a_running_mean_by_hand() -> None:
     weights = Normalised(WeightedMean(), pull=rate).coefficients(metas(1, 3), 0)
     assert sum(w * u for w, u in zip(weights, updates, strict=True)) == pytest.approx(5.5), "as far as their mean"
     assert weights[0] * updates[0] == pytest.approx(weights[1] * updates[1]), "both count the same"
-
-
-def test_equal_steps_are_a_plain_mean() -> None:
-    for momentum, pull in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)):
-        nova = Normalised(WeightedMean("examples"), momentum, pull)
-        assert nova.coefficients(metas(5, 5, 5), 1) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(-1, 1)), min_size=1, max_size=6), st.floats(0, 0.95))

@@ -11,9 +11,6 @@ from fedsync.policies.aggregate.weighers import (
     Discount,
     Hinge,
     Polynomial,
-    Scaled,
-    Stale,
-    Toward,
     WeightedMean,
 )
 
@@ -55,21 +52,3 @@ def test_discounts_by_hand(discount: Discount, at_0: float, at_2: float, at_6: f
     assert discount(0) == at_0 == 1.0, "exactly"
     assert discount(2) == pytest.approx(at_2, rel=1e-15)
     assert discount(6) == pytest.approx(at_6, rel=1e-15)
-
-
-def test_fedbuff_is_eta_by_k_times_the_discount() -> None:
-    """eta_g = 0.9, K = 2, s = 0 and 2: 0.9 / 2 and 0.9 / 2 / sqrt(3)."""
-    weigher = Scaled(Stale(WeightedMean("silo"), Polynomial()), 0.9)
-    assert weigher.coefficients(METAS, 3) == pytest.approx([0.45, 0.45 / math.sqrt(3)])
-    assert (weigher.weighting, weigher.toward) == (None, False)
-    assert Scaled(Scaled(WeightedMean("samples"), 0.5), 0.5).weighting == Weighting("samples", rate=0.25)
-
-
-def test_fedasync_s_mixing_does_not_compound() -> None:
-    """Asked a hundred times, a fresh update still gets alpha, and one of staleness 2 alpha / 3."""
-    weigher = Toward(Scaled(Stale(WeightedMean("silo"), Polynomial(1.0)), 0.6))
-    for _ in range(100):
-        assert weigher.coefficients(METAS[1:], 3) == pytest.approx([0.6 / 3])
-    assert weigher.coefficients(METAS[:1], 3) == [0.6]
-    assert (weigher.weighting, weigher.toward) == (None, True)
-    assert (Stale(weigher, Constant()).toward, Scaled(weigher, 0.5).toward) == (True, True)

@@ -104,15 +104,6 @@ def check(times: Table | CurveTimes, total: int, bounds: Bounds) -> None:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
-def test_curves_are_solved_as_brute_force_solves_them(data: st.DataObject) -> None:
-    n = data.draw(st.integers(1, 4))
-    bounds, total = data.draw(bounds_and_total(n, 7))
-    check(CurveTimes.of(data.draw(st.lists(curves, min_size=n, max_size=n))), total, bounds)
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(st.data())
 def test_any_times_that_never_fall_are_solved_as_brute_force_solves_them(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 4))
     bounds, total = data.draw(bounds_and_total(n, 6))

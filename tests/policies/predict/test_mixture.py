@@ -39,26 +39,6 @@ def test_weights_by_hand() -> None:
     assert mixture.forecast(state) == pytest.approx(0.8 * 101 + 0.2 * 98)
 
 
-def test_weights_follow_when_another_becomes_the_best() -> None:
-    """Noise about a level at first, where an average is best; then steps that last, where the last speed is."""
-    mixture = Mixture((Ema(1.0), Ema(0.1)), forget=0.05)
-    state = mixture.init()
-    for order in range(100):
-        state = mixture.observe(state, SpeedSample(100.0 + 10 * (-1) ** order))
-    assert mixture.weights(state)[1] > 0.95
-    for order in range(100):
-        state = mixture.observe(state, SpeedSample(100.0 + 2 * order))
-    assert mixture.weights(state)[0] > 0.95
-
-
-def test_a_perfect_expert_gets_all_and_two_share() -> None:
-    mixture = Mixture((Ema(1.0), Ema(0.2), Off(1.0)))
-    state = mixture.init()
-    for _ in range(5):
-        state = mixture.observe(state, SpeedSample(7.0))
-    assert mixture.weights(state) == pytest.approx((0.5, 0.5, 0.0), abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("promise", "counts"), [(0.25, 0.25), (0.0, 1e-6), (24.0, 24.0), (1e296, 25.0), (math.inf, 25.0)]
 )

@@ -17,7 +17,7 @@ from fedsync.evaluation.metrics.moments import own
 from fedsync.evaluation.metrics.named import NAMES, Wanted, classification, regression, shipped
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from fedsync.tasks.metrics import measurement
-from fedsync.tasks.metrics.measurement import Measuring, Summed
+from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import Batch
 from fedsync.train.options import LocalOptions
 from tests.evaluation.metrics.make import block_sums, class_sums, error_sums, score_sums
@@ -237,23 +237,6 @@ def test_counts_are_the_same_bits_however_batches_are_put_together(
     assert counted(size) == expected
 
 
-def test_small_batches_are_summed_together_and_large_ones_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    summed: list[int] = []
-    honest = Measuring.summed
-
-    def counting(self: Measuring, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool) -> Summed:
-        summed.append(len(rows))
-        return honest(self, outputs, targets, rows, each)
-
-    monkeypatch.setattr(Measuring, "summed", counting)
-    monkeypatch.setattr(measurement, "_KEPT", 40)
-    measured(classification(2), *logits(2), size=7)  # 14 outputs a batch: three are 42
-    assert summed == [21, 21, 18]
-    summed.clear()
-    measured(classification(2), *logits(2), size=20)
-    assert summed == [20, 20, 20]
-
-
 def test_batches_of_other_forms_and_arrays_that_are_used_again_are_counted_as_they_came() -> None:
     outputs, labels = logits(2)
     measuring = Measuring(classification(2), CPU)
@@ -266,15 +249,6 @@ def test_batches_of_other_forms_and_arrays_that_are_used_again_are_counted_as_th
     expected = measured(classification(2), outputs, labels)
     for key, sums in found.sums(60).items():
         np.testing.assert_array_equal(sums, expected[key])
-
-
-def test_a_measure_of_one_s_own_may_have_targets_that_are_no_tensor() -> None:
-    metric = own("far", 1, lambda outputs, targets: (outputs - targets["at"]).abs()[:, None], lambda sums: sums[1])
-    measuring = Measuring([metric], CPU)
-    found = measuring.begin()
-    for rows in torch.arange(6).split(4):
-        found.add(measuring.of(torch.ones(len(rows)), {"at": torch.zeros(len(rows))}, rows))  # type: ignore[arg-type]
-    assert number(metric, np.array(found.sums(6)["far/16"])) == 6
 
 
 def test_a_task_may_predict_what_is_no_tensor_where_it_measures_it_itself() -> None:
@@ -298,11 +272,6 @@ def test_a_task_may_predict_what_is_no_tensor_where_it_measures_it_itself() -> N
     labels = TwoClasses().data(slot()).test.tensors[1]  # type: ignore[attr-defined]
     sums = np.array(subject.evaluate(subject.initial_model(), split=Split.TEST).sums["ones/16"])
     assert number(Parts().metrics()[0], sums) == pytest.approx(float(labels.double().mean()))
-
-
-class Measured(TwoClasses):
-    def metrics(self) -> tuple[AnyMetric, ...]:
-        return classification(2)
 
 
 def _options() -> LocalOptions:

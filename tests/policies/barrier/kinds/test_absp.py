@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fedsync.core.actions import Commit, Dispatch, HaltEarly, Probe
 from fedsync.core.events import Progressed
 from fedsync.core.views import SiloView
 from fedsync.policies.barrier.kinds.bulk import Absp, AbspState
-from tests.policies.barrier.make import commits, meta, race, silo, steps, view
+from tests.policies.barrier.make import meta, race, silo, steps, view
 
 PLANNED = AbspState(dict.fromkeys("abc", 1000))
 
@@ -25,20 +23,6 @@ def figure_5(**processed: int) -> dict[str, SiloView]:
 
 
 FIRST = meta("a", steps=100, batch=10)
-
-
-@pytest.mark.parametrize(
-    ("sync_ratio", "stops"),
-    [(0.0, True), (0.5, True), (0.6, True), (0.61, False), (1.0, False)],
-)
-def test_figure_5(sync_ratio: float, stops: bool) -> None:
-    """1800 of 3000 points are processed as the first request comes: a ratio of 0.6."""
-    state, verdict = Absp(sync_ratio).decide(PLANNED, view(figure_5(b=500, c=300), FIRST, now_s=4.0))
-    assert (verdict.stop_now, verdict.probe) == ((("b", "c"), ()) if stops else ((), ("b", "c")))
-    assert verdict.wake_at_s == (None if stops else 5.0)
-    assert (verdict.commit, verdict.release) == ((), ())
-    assert "60%" in verdict.reason
-    assert state.halted == stops
 
 
 def test_nobody_is_asked_before_the_first_has_finished() -> None:
@@ -85,13 +69,6 @@ def absp(**more: Any) -> dict[str, Any]:
 
 
 SPEEDS = [256.0, 128.0, 64.0]
-
-
-def test_a_step_in_work_is_finished(tmp_path: Path) -> None:
-    """b's 4th step of 0.32 s ends at 1.28 s."""
-    result = race(tmp_path, [256.0, 100.0], absp(sync_ratio=0.0), stop={"rounds": 1})
-    assert steps(result) == [{"a": 8, "b": 4}]
-    assert commits(result)[0][0] == pytest.approx(1.28)
 
 
 def test_enough_is_processed_after_some_questions(tmp_path: Path) -> None:

@@ -60,11 +60,3 @@ def test_fedasync_by_hand(tmp_path: Path) -> None:
     assert commits(result) == [(1, ["a/1"]), (2, ["b/1"]), (2, ["a/2"])]
     assert result.model is not None
     assert result.model.tolist() == [0.84375] * 3
-
-
-def test_fedasync_of_fresh_updates_always_mixes_the_same_share(tmp_path: Path) -> None:
-    """One silo alone is always fresh: x grows by alpha each time, the tenth time too."""
-    aggregation = {"kind": "fedasync", "mixing": 0.25}
-    result = race(tmp_path, [256.0], {"kind": "asp"}, aggregation=aggregation, stop={"rounds": 10, "seconds": 99.0})
-    assert result.model is not None
-    assert result.model.tolist() == [2.5] * 3

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.actions import HaltEarly
 from fedsync.core.views import SiloView, Verdict
 from fedsync.policies.barrier.intervals import Attempt, FixedInterval, IntervalRound
 from fedsync.policies.barrier.kinds.fsp import Fsp, FspRound, FspState, Late, Overhead, WaitFor
@@ -92,25 +91,6 @@ def test_an_interval_full_of_overhead_is_stretched() -> None:
 def without(names: str) -> dict[str, SiloView]:
     """The round's silos, of which ``names`` are idle."""
     return {name: known() if name in names else one for name, one in BUSY.items()}
-
-
-@pytest.mark.parametrize(
-    ("now_s", "arrived", "commit"),
-    [
-        (10.5, "a", ()),
-        (12.5, "ab", ()),  # c has half a second left
-        (11.0, "abc", ("a/1", "b/1", "c/1")),  # all are in before the deadline
-        (13.0, "ab", ("a/1", "b/1")),  # the grace is over
-        (13.0, "", ()),  # nobody is in: nothing to commit
-        (99.0, "c", ("c/1",)),
-    ],
-)
-def test_a_round_ends_when_all_are_in_or_the_grace_is_over(now_s: float, arrived: str, commit: tuple[str, ...]) -> None:
-    verdict = decide(fsp(), in_work(), now_s, without(arrived), *(meta(name, base=1) for name in arrived))
-    assert verdict.commit == commit
-    assert verdict.release == ()
-    wake_at_s = 13.0 if not commit and now_s < 13.0 else None
-    assert verdict.wake_at_s == wake_at_s
 
 
 def test_a_silo_that_never_finished_an_order_is_waited_for() -> None:
@@ -269,11 +249,3 @@ def test_the_last_step_may_run_over_by_its_share(tmp_path: Path, overrun: float,
     result = race(tmp_path, [256.0, 40.0], fixed(2.0, overrun=overrun), stop={"rounds": 1})
     assert steps(result) == [{"a": 16, "b": slow}]
     assert commits(result)[0][0] == pytest.approx(ends)
-
-
-def test_who_is_through_its_data_ends_the_round(tmp_path: Path) -> None:
-    """a does a pass, 8 steps of 1/8 s, in 1 s. Then b, in its 5th step of 1/4 s, and c end theirs at once."""
-    result = race(tmp_path, [256.0, 120.0, 50.0], fixed(10.0, passes=256 / 10_000), stop={"rounds": 1})
-    assert steps(result) == [{"a": 8, "b": 4, "c": 2}]
-    assert [(at_s, halt.silo) for at_s, halt in result.actions(HaltEarly)] == [(1.0, "b"), (1.0, "c")]
-    assert commits(result)[0][0] == pytest.approx(2 * 32 / 50)

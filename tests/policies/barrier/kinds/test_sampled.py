@@ -22,13 +22,6 @@ NAMES = [f"silo-{index}" for index in range(10)]
 # Drawing.
 
 
-def test_a_draw_is_without_replacement_and_takes_all_if_there_are_too_few() -> None:
-    for size, expected in [(0, 0), (1, 1), (4, 4), (10, 10), (11, 10)]:
-        drawn = draw(NAMES, size, 7, Stream.SAMPLE)
-        assert len(drawn) == len(set(drawn)) == expected
-        assert set(drawn) <= set(NAMES)
-
-
 def test_a_draw_is_uniform() -> None:
     """Each of the 45 pairs of 10 names should come up in 9000 / 45 = 200 of 9000 draws.
 
@@ -86,19 +79,6 @@ def test_groups_by_hand(step_s: dict[str, float], slow: list[str]) -> None:
     assert sorted(fast_names + slow_names) == sorted(step_s)
 
 
-def test_the_groups_are_the_best_of_all_cuts() -> None:
-    """Against every way to cut: least sum of squared distances from the means."""
-    times = {name: (index * 7 % 10 + 1) ** 1.7 for index, name in enumerate(NAMES)}
-
-    def squares(names: list[str]) -> float:
-        mean = sum(times[name] for name in names) / len(names)
-        return sum((times[name] - mean) ** 2 for name in names)
-
-    order = sorted(NAMES, key=times.__getitem__)
-    best = min(range(1, 10), key=lambda cut: squares(order[:cut]) + squares(order[cut:]))
-    assert two_groups(times) == (order[:best], order[best:])
-
-
 def speeds(**of: float | None) -> ClusterView:
     return view({name: silo(speed=speed) for name, speed in of.items()})
 
@@ -129,16 +109,6 @@ def test_basic_stays_and_the_others_change() -> None:
         assert len(set(drawn)) == 1 if different == 1 else len(set(drawn)) > 10
         assert [sampling.choose(reversed(NAMES), 4, seen, round) for round in range(20)] == drawn
         assert [sampling.choose(NAMES, 4, replace(seen, seed=seen.seed + 1), round) for round in range(20)] != drawn
-
-
-def test_both_halves_of_a_grouped_sample_change() -> None:
-    fast = set(NAMES[: len(NAMES) // 2])
-    seen = view({name: silo(speed=900.0 if name in fast else 100.0) for name in NAMES})
-    drawn = [set(Sampling.GROUPED.choose(NAMES, 4, seen, round)) for round in range(20)]
-    for group in (fast, set(NAMES) - fast):
-        halves = {frozenset(names & group) for names in drawn}
-        assert {len(half) for half in halves} == {2}
-        assert len(halves) > 3
 
 
 def sample(sampling: Sampling, size: int, seen: ClusterView, silo: str, ticks: int = 0, keeps: bool = False) -> Sample:

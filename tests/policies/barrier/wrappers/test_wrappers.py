@@ -34,26 +34,6 @@ def busy(name: str, since_s: float = 0.0) -> SiloView:
 # Capped.
 
 
-@pytest.mark.parametrize(("now_s", "seen"), [(4.9, "a,b | a/1"), (5.0, "a | a/1"), (80.0, "a | a/1")])
-def test_an_order_over_the_cap_is_not_shown(now_s: float, seen: str) -> None:
-    barrier = Capped(Counting(), cap_s=5.0)
-    silos = {"a": silo(clock=1), "b": busy("b")}
-    state, verdict = barrier.decide(barrier.init(), view(silos, meta("a"), now_s=now_s))
-    assert verdict.reason.endswith(f"call 0: {seen}")
-    assert state.late == (frozenset() if now_s < 5 else {"b/1"})
-    assert state.inner == 1, "what is inside keeps its own state"
-
-
-def test_the_wake_up_is_the_earlier_of_inner_s_and_the_next_cap() -> None:
-    barrier = Capped(Counting(), cap_s=5.0)
-    silos = {"b": busy("b", since_s=2.0), "c": busy("c", since_s=1.0)}
-    assert barrier.decide(barrier.init(), view(silos, now_s=3.0))[1].wake_at_s == 6.0
-    assert barrier.decide(barrier.init(), view({"a": silo()}, now_s=3.0))[1].wake_at_s == 8.0, "a is released now"
-    assert Capped(Counting(), 90.0).decide(barrier.init(), view(silos, now_s=3.0))[1].wake_at_s == 50.0
-    idle = view({}, now_s=3.0)
-    assert Capped(Bsp(), 5.0).decide(LateState(frozenset(), None), idle)[1].wake_at_s is None
-
-
 @pytest.mark.parametrize(("version", "late"), [(0, frozenset()), (1, {"b/1"})])
 def test_somebody_is_in_if_the_model_has_moved_on(version: int, late: frozenset[str]) -> None:
     """As it does at once where each arrival is committed. An idle silo that sent nothing is nobody to go on with."""
@@ -68,15 +48,6 @@ def test_a_late_silo_that_failed_or_was_lost_is_forgotten() -> None:
     assert state.late == frozenset()
 
 
-def test_a_second_look_at_the_same_view_decides_the_same() -> None:
-    barrier = Capped(Bsp(), 5.0)
-    seen = view({"a": silo(clock=1), "b": busy("b"), "c": busy("c", since_s=4.0)}, meta("a"), now_s=5.0)
-    state, first = barrier.decide(barrier.init(), seen)
-    again, second = barrier.decide(state, seen)
-    assert again == state
-    assert (second.commit, second.release, second.wake_at_s) == (first.commit, first.release, first.wake_at_s)
-
-
 def test_a_cap_frees_the_fast_from_a_staleness_bound(tmp_path: Path) -> None:
     """SSP with s = 0 holds a for b and c. With a cap of 1.5 s it waits for none of them longer than that."""
     barrier = {"kind": "capped", "cap_s": 1.5, "inner": {"kind": "ssp", "staleness": 0}}
@@ -85,16 +56,6 @@ def test_a_cap_frees_the_fast_from_a_staleness_bound(tmp_path: Path) -> None:
 
 
 # Quorum.
-
-
-def test_enough_is_enough() -> None:
-    barrier = Quorum(Bsp(), count=2)
-    silos = {"a": silo(clock=1), "b": silo(clock=1), "c": busy("c"), "d": busy("d")}
-    state, verdict = barrier.decide(barrier.init(), view(silos, meta("a"), meta("b")))
-    assert (verdict.commit, state.late) == (("a/1", "b/1"), {"c/1", "d/1"})
-    assert verdict.reason == "nobody waits any longer for c, d; all 2 updates are in"
-    state, verdict = barrier.decide(barrier.init(), view(silos, meta("a")))
-    assert (verdict.commit, state.late) == ((), frozenset())
 
 
 def test_silos_that_take_no_part_do_not_count() -> None:
