@@ -190,6 +190,11 @@ def test_silos_without_samples_are_no_company(question: Mapping[str, object], ho
     assert (score(asked.ask(silos, **question)) is not None) == (holders == 3)
 
 
+def test_few_silos_answer_no_question(asked: Asking) -> None:
+    assert score(asked.ask({name: ALIKE[name] for name in "ab"}, **TEST)) is None
+    assert score(asked.ask({name: ALIKE[name] for name in "cde"}, **TEST)) is not None
+
+
 def test_one_silo_s_nonsense_is_told_by_nobody_and_costs_no_update(asked: Asking, caplog: object) -> None:
     """It counts samples that it does not have; the version counts all the same."""
     lie = replace(ALIKE["c"], samples=5)
