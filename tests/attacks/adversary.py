@@ -23,7 +23,6 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.common.errors import FedSyncError
 from fedsync.common.run_claim import EVIDENCE
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
@@ -280,16 +279,6 @@ class Federation:
         self.aggregator.put(name, self.last, update)
         self.aggregator.holds(name, self.version)
         return self.last
-
-    def takes(self, name: str, update_id: str, data: bytes) -> bool:
-        """Whether the server takes this for an update of the silo, which it orders if none of this name has come."""
-        if update_id not in self.ids:
-            self.aggregator.begin(update_id)
-        try:
-            self.aggregator.put(name, update_id, np.frombuffer(data, dtype=np.uint8))
-        except FedSyncError:
-            return False
-        return True
 
     def commit(self, update_ids: Sequence[str], lost: Sequence[str] = ()) -> None:
         self.version += 1

@@ -16,7 +16,7 @@ from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.extras.relays import sealed_sum
 from fedsync.extras.relays.sealed_region import SealedRegion
-from tests.cipher.make import INITIAL, Federation, change, close, mean_of, plan
+from tests.cipher.make import INITIAL, Federation, change, plan
 from tests.cipher.sealers import summed
 
 Sums = Callable[[str, list[Words]], Words]
@@ -82,11 +82,6 @@ def test_silos_open_no_sum_that_a_relay_has_changed(lie: str, federation: Federa
         with pytest.raises(ProtocolError, match="tag"):
             federation.begin(name, 1)
         np.testing.assert_array_equal(federation.silos[name].model, INITIAL)
-
-
-def test_the_same_sum_without_a_lie_is_opened(federation: Federation) -> None:
-    _sent(federation, _envelopes(federation))
-    close(federation.begin("a", 1), INITIAL + mean_of("abc"))
 
 
 def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(federation: Federation) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.ops.approval_summary import summary
-from fedsync.silo.owner.approvals import APPROVALS, MOST_WAITING, Approvals, check_approved
+from fedsync.silo.owner.approvals import APPROVALS, Approvals, check_approved
 from fedsync.silo.owner.owner_policy import OwnerRefusal, owner_environment
 from fedsync.silo.protocol import AskModel, AskSnapshot, Collect, Describe, Identity, Question, Refusal, Refused
 from tests.attacks.adversary import Federation, Victim
@@ -67,17 +67,6 @@ def test_a_specification_that_is_swapped_after_the_approval_waits_anew(federatio
     text = spec.dump()  # the same to a parser, and not what was confirmed
     for same in (f" {text}", text.replace('"seed":', '"seed":1,"seed":', 1)):
         waits(federation, same)
-
-
-def test_a_flood_of_runs_fills_neither_disk_nor_list_and_undoes_no_decision(federation: Federation) -> None:
-    spec = federation.spec("run-a")
-    silo(federation, spec)
-    approvals(federation).decide(approvals(federation).waiting()[0].digest, approve=True)
-    for number in range(60):
-        waits(federation, f"{spec.dump()}{number}")
-    assert len(approvals(federation).waiting()) == MOST_WAITING
-    assert len(list((federation.folder / "state" / "silo-a").rglob("*"))) < MOST_WAITING + 10
-    assert not silo(federation, spec).ask(Describe()).refused
 
 
 def test_nothing_of_a_run_that_waits_is_read(federation: Federation, tmp_path: Path) -> None:

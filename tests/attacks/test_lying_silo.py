@@ -12,12 +12,9 @@ import pytest
 
 import fedsync.cipher.encoding.quantization as quantization
 import fedsync.cipher.encoding.tally as tally
-from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.tally import Contribution
-from fedsync.cipher.silo.replica_state import seal_snapshot
 from tests.attacks.conftest import Make
-from tests.attacks.forgery import give, sent
 
 LIAR, HONEST = "silo-a", "silo-b"
 
@@ -76,36 +73,3 @@ def test_one_update_moves_the_model_by_no_more_than_the_largest_honest_one(
     most = largest * plan.cap / sum(weights)
     assert plan.cap > 1
     assert found <= 3.01 * most, f"{found / most:.1f} times what clipping allows one silo"
-
-
-@pytest.mark.slow
-def test_a_joiner_does_not_take_one_silo_s_word_for_the_model(make: Make) -> None:
-    """Other lies than another model are in `tests.cipher.silo.test_snapshot`."""
-    federation = make()
-    for _ in range(2):
-        federation.round()
-    federation.follow()
-    liar, joiner = federation.silos[LIAR].replica, federation.silo("silo-c")
-    sealed = seal_snapshot(liar._ring, federation.plan, replace(liar._state, model=liar.model + np.float32(1)))
-    give(joiner, CatchUp(Start.SNAPSHOT, 2, 2, (), sealed).encode(), 2)
-    assert joiner.replica.holds == -1, "a model taken over from the liar"
-    # One more round, with honest silos that built on what they really have.
-    federation.round()
-    give(joiner, CatchUp(Start.SNAPSHOT, 2, 3, sent(federation)[2:], sealed).encode(), 3)
-    assert joiner.replica.holds == -1
-
-
-def test_nobody_seals_in_another_s_name(make: Make) -> None:
-    federation = make()
-    federation.train(LIAR)
-    mine = federation.updates[federation.last]
-    for data in (mine, mine.replace(LIAR.encode(), HONEST.encode())):
-        assert not federation.takes(HONEST, federation.last.replace(LIAR, HONEST), data)
-
-
-def test_an_update_counts_once(make: Make) -> None:
-    """Sent twice, sent late, and sent as another."""
-    federation = make()
-    first = federation.collect(LIAR)
-    for update_id in (first, f"{LIAR}/7"):
-        assert not federation.takes(LIAR, update_id, federation.updates[first])

@@ -133,20 +133,6 @@ def test_metrics_in_the_clear_are_what_the_silo_found(tmp_path: Path) -> None:
     assert Federation(plan(), tmp_path, THREE).silos["a"].disclosed(own) is own
 
 
-def test_a_rollback_takes_back_what_was_added(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    federation.run_round(0)
-    before = federation.begin("a", 1)
-    federation.aggregator.savepoint()
-    federation.run_round(1)
-    federation.run_round(2)
-    federation.aggregator.rollback()
-    for name in "abc":
-        np.testing.assert_allclose(federation.begin(name, 4), before, atol=1e-6)
-    expected = before + np.mean(federation.run_round(4), axis=0)
-    close(federation.begin("c", 5), expected, 3)
-
-
 def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
     for version in range(2):
@@ -245,12 +231,3 @@ def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:
     update_id = federation.answer("a", change(1))
     with pytest.raises(PolicyError, match="towards"):
         federation.aggregator.commit(Commit(1, {update_id: 1.0}, toward=True))
-
-
-def test_a_model_in_one_piece_needs_no_division() -> None:
-    whole = np.arange(LAYOUT.size, dtype=np.float32)
-    for only in ((), ("body.*",), ("*.bias", "head.*")):
-        chosen = plan(only=only)
-        sealed, clear = chosen.divide(whole)
-        assert (len(sealed), len(clear)) == (chosen.sealed.size, chosen.clear_values)
-        np.testing.assert_array_equal(chosen.unite(sealed, clear), whole)

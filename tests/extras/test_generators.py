@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from fedsync.common.errors import ConfigError
 from fedsync.extras.generators.digits28 import Digits28Source
 from fedsync.extras.generators.keywords import KeywordsSource
 from fedsync.extras.generators.numbers import BlobsSource, RatingsSource, SparseSource
+from fedsync.extras.readers.libsvm import LibsvmSource
 from fedsync.extras.readers.samples import Pairs, Samples, Source
+from fedsync.extras.readers.table import TableSource
 
 SOURCES = [
     Digits28Source(60, 30),
@@ -58,10 +61,20 @@ def test_digits_are_images_that_can_be_told_apart_but_are_not_trivial() -> None:
     assert not np.array_equal(train.inputs[0], train.inputs[originals])
 
 
-def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+@pytest.mark.parametrize(
+    ("library", "read"),
+    [
+        ("sklearn.datasets", Digits28Source(10, 10).read),
+        ("sklearn.datasets", LibsvmSource("a.txt", features=4).read),
+        ("pyarrow", TableSource("a.parquet").shape),
+    ],
+)
+def test_a_missing_library_is_explained(
+    library: str, read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
-        Digits28Source(10, 10).read()
+        read()
 
 
 def test_keywords_have_speakers_and_can_be_told_apart() -> None:

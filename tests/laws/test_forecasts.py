@@ -59,23 +59,6 @@ def test_a_moving_average_is_what_its_formula_says(seen: list[float], alpha: flo
         assert newest.forecast(last) == speed
 
 
-@pytest.mark.parametrize("side", [1, -1], ids=["faster", "slower"])
-def test_one_spike_is_not_believed_and_two_are(side: int) -> None:
-    """Kalman's gate: the level begins anew as the (geometric) mean of two in a row that are out on the same side."""
-    predictor = policies_of(("predictor", "kalman", {}), STOP).predictor
-    state = predictor.init()
-    for speed in [100.0, 101.0, 99.0] * 5:
-        state = predictor.observe(state, SpeedSample(speed))
-    before = predictor.forecast(state)
-    once = predictor.observe(state, SpeedSample(100.0 * 4.0**side))
-    assert predictor.forecast(once) == before
-    assert predictor.forecast(predictor.observe(once, SpeedSample(100.0))) == pytest.approx(100.0, rel=0.02)
-    other_side = predictor.observe(once, SpeedSample(100.0 * 5.0**-side))
-    assert predictor.forecast(other_side) == before, "on the other side: another spike"
-    twice = predictor.observe(once, SpeedSample(100.0 * 9.0**side))
-    assert predictor.forecast(twice) == pytest.approx(100.0 * 6.0**side, rel=1e-9)
-
-
 @given(errors=st.lists(st.floats(0.9, 1.1), min_size=5, max_size=20))
 def test_a_mixture_is_a_mean_and_believes_who_was_right(errors: list[float]) -> None:
     predictor = policies_of(

@@ -47,17 +47,6 @@ def test_a_predictor_forecasts_a_speed_from_the_first_sample_on(case: Case, seen
         state = after
 
 
-@pytest.mark.slow
-@of_section("predictor")
-@given(speed=st.floats(1e-3, 1e9), times=st.integers(1, 40))
-def test_a_predictor_expects_a_constant_speed_to_stay(case: Case, speed: float, times: int) -> None:
-    predictor = policies_of(case, STOP).predictor
-    state = predictor.init()
-    for _ in range(times):
-        state = predictor.observe(state, SpeedSample(speed, 0.5, 0.5))
-    assert predictor.forecast(state) == pytest.approx(speed, rel=0.01)
-
-
 positive = st.integers(1, 10**9)
 metas = st.builds(UpdateMeta, st.just("a/1"), st.just("a"), st.integers(0, 50), positive, positive, positive, positive)
 

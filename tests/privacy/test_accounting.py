@@ -135,13 +135,6 @@ def test_noise_is_at_least_what_the_owner_demands() -> None:
     assert noise_for(50.0, DELTA, lambda noise: {Release(0.01, noise): 1}, least=3.0) == 3.0
 
 
-@pytest.mark.slow
-def test_a_plan_that_no_noise_saves_is_refused() -> None:
-    plan = PrivacyPlan(10, 1, 8, score_noise=1.0)
-    with pytest.raises(ValueError, match=r"no noise is enough for the plan to have epsilon 0\.5"):
-        plan.noise(PrivateSettings(1.0, None, 400), 0.5, DELTA, 0.1)
-
-
 def test_a_plan_counts_each_step_and_each_evaluation() -> None:
     """Ten rounds of three steps; the models of ten rounds are scored, and others at the end; two steps come before."""
     settings = PrivateSettings(1.0, 2.0, 40)

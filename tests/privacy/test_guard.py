@@ -396,25 +396,20 @@ def test_a_restart_plans_the_rest_of_the_run_and_not_the_whole_run_again(folder:
     assert noises[:3] == noises[:1] * 3 and noises[3:] == pytest.approx(noises[:2], rel=0.05)
 
 
-@pytest.mark.parametrize(("version", "orders"), [(-(10**9), 10), (0, 10), (6, 4), (8, 3), (10**9, 3)])
-def test_versions_that_a_restarted_server_orders_again_are_planned_again(
-    version: int, orders: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subject, planned = replace(guard(folder, BUDGET), finished=7), list[int]()
-    monkeypatch.setattr(PrivacyGuard, "aim", lambda self, batch_size, steps, orders: planned.append(orders))
-    subject.allow(replace(ORDER, base_version=version))
-    assert planned == [orders]
-
-
-def test_a_server_that_numbers_its_orders_as_it_likes_has_no_longer_run_planned(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("finished", "version", "orders"),
+    [(0, 0, 10), (7, -(10**9), 10), (7, 0, 10), (7, 6, 4), (7, 8, 3), (7, 10**9, 3)],
+)
+def test_versions_that_a_server_orders_again_are_planned_again_and_no_longer_run_whatever_it_calls_them(
+    finished: int, version: int, orders: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The noise for a billion orders takes hours to find, while the trainer answers nothing."""
-    subject, planned = guard(folder, BUDGET), list[int]()
+    subject, planned = replace(guard(folder, BUDGET), finished=finished), list[int]()
     monkeypatch.setattr(PrivacyGuard, "aim", lambda self, batch_size, steps, orders: planned.append(orders))
-    for number in (-(10**9), 0, 1, 4, 10, 11, 10**9):
-        subject.allow(replace(ORDER, round=number))
-    assert planned == [10] * 7
+    numbers = (-(10**9), 0, 1, 4, 10, 11, 10**9)
+    for number in numbers:
+        subject.allow(replace(ORDER, base_version=version, round=number))
+    assert planned == [orders] * len(numbers)
 
 
 def test_a_spent_budget_begins_no_run_with_a_target(folder: Path) -> None:

@@ -177,16 +177,6 @@ def test_two_processes_enter_in_turn(folder: Path) -> None:
     assert found.by_run == {"own": {STEP: 8}, "other": {STEP: 8}}
 
 
-def test_what_another_process_spent_is_not_spent_again(folder: Path) -> None:
-    one, other = ledger(folder, TIGHT), ledger(folder, TIGHT)
-    steps = 1
-    while epsilon({STEP: 2 * steps}, TIGHT.delta, "rdp") <= TIGHT.epsilon:
-        steps += 1
-    one.enter("one", "a/1", {STEP: steps})
-    with pytest.raises(BudgetSpent):
-        other.enter("two", "a/1", {STEP: steps})
-
-
 def test_an_older_ledger_is_noticed_by_the_audit_log(folder: Path) -> None:
     subject = audited(folder)
     subject.enter("run", "a/1", {STEP: 5})

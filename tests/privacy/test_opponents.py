@@ -9,8 +9,6 @@ from scipy import stats
 from bench.faults.breakages.privacy import MUTANTS
 from bench.privacy.audit_bounds import bound_of_guesses, bound_of_one_run, bound_of_runs, chance, membership
 from bench.privacy.audit_opponents import OPPONENTS, broken, directions
-from fedsync.silo.owner import privacy_guard
-from fedsync.train.dp_sgd import private_step, private_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -46,20 +44,6 @@ def test_gaussian_scores_of_known_epsilon_are_bounded_below_it_and_above_nothing
 def test_opponents_are_for_breakages_that_there_are_once_each() -> None:
     known, tried = {mutant.name for mutant in MUTANTS}, [each for _, names in OPPONENTS.values() for each in names]
     assert set(tried) <= known and len(tried) == len(set(tried)) and len(known) == 20
-
-
-def test_a_breakage_ends_with_its_block() -> None:
-    before = [dict(vars(module)) for module in (private_step, private_trainer, privacy_guard)]
-    for name in ("noise-comes-again-after-a-crash", "an-evaluation-is-not-counted"):
-        with broken(name):
-            pass
-    assert [dict(vars(module)) for module in (private_step, private_trainer, privacy_guard)] == before
-    with broken("noise-comes-again-after-a-crash"):
-        assert (
-            private_trainer.SystemRandom().chosen(50, 0.5).tolist()
-            == private_step.SystemRandom().chosen(50, 0.5).tolist()
-        )
-    assert private_trainer.SystemRandom is before[0]["SystemRandom"]
 
 
 def test_an_opponent_is_below_the_ledger_and_above_one_that_forgets() -> None:

@@ -50,21 +50,6 @@ def _book(ring: Ring, run: bytes = RUN) -> Path:
     return ring.folder / "masks" / run.hex()
 
 
-def test_masks_are_entered_once_and_never_for_an_older_version(federation: Federation) -> None:
-    ring = _ring(federation)
-    log = MaskLog(ring, RUN)
-    log.enter(3, 0)
-    log.enter(3, 7)
-    for base, attempt in ((3, 0), (3, 7), (2, 1)):
-        for asked in (log, MaskLog(ring, RUN), MaskLog(_ring(federation), RUN)):
-            with pytest.raises(ProtocolError, match="have blinded an update already"):
-                asked.enter(base, attempt)
-    MaskLog(ring, OTHER).enter(3, 0)
-    MaskLog(_ring(federation, "b"), RUN).enter(3, 0)
-    MaskLog(ring, RUN).enter(3, 8)
-    MaskLog(ring, RUN).enter(4, 0)
-
-
 def test_a_run_has_a_pair_of_keys_of_its_own_that_outlives_the_process(federation: Federation) -> None:
     ring = _ring(federation)
     pair = MaskLog(ring, RUN).pair
@@ -231,16 +216,6 @@ def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation
     assert masks is not None and len(masks._rounds) == 1
     federation.begin("d", 1)
     assert not federation.silos["d"].unrevealed and not masks._rounds, "its seeds are of no more use, and forgotten"
-
-
-def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Federation) -> None:
-    """The first order has the learning rate 0, so what it seals would be the masks, and nothing else."""
-    federation.begin_all("abcd", 0)
-    silo = federation.silos["a"]
-    _seal(silo, 1, np.zeros_like(INITIAL), rate=0.0)
-    for number in (2, 1):  # another order, and the same name again
-        with pytest.raises(ProtocolError, match="masks"):
-            _seal(silo, number, change(1))
 
 
 def test_a_silo_that_is_restarted_or_set_back_does_not_use_masks_again(federation: Federation) -> None:

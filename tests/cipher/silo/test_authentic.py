@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,13 @@ from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, Piece
 from fedsync.cipher.server.inbox import Gathered
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.cipher.suites.suite import Words
 from fedsync.common.errors import ProtocolError
+from tests.cipher.lying_server import Change, one_more
 from tests.cipher.make import INITIAL, Federation, change, close, order, plan, report
 from tests.cipher.sealers import KINDS
 from tests.cipher.silo.chains import openings, refused
 
 OTHER = bytes(range(32))
-Change = Callable[[wire.Envelope], wire.Envelope]
-
-
-def word(chunk: int, place: int) -> Change:
-    """One word is one more."""
-
-    def changed(envelope: wire.Envelope) -> wire.Envelope:
-        words = envelope.words.copy()
-        words[chunk, place] = (int(words[chunk, place]) + 1) % envelope.head.form.modulus
-        return replace(envelope, words=words)
-
-    return changed
-
-
-def words(make: Callable[[Words], Words]) -> Change:
-    return lambda envelope: replace(envelope, words=np.ascontiguousarray(make(envelope.words)))
 
 
 def header(**fields: object) -> Change:
@@ -55,17 +38,12 @@ def member(**fields: object) -> Change:
     return changed
 
 
+# Other changes are in `tests.cipher.encoding.test_integrity`.
 CHANGES: dict[str, Change] = {
-    "the first word": word(0, 0),
-    "the last word": word(-1, -1),
-    "two words are swapped": words(lambda of: of[:, [1, 0, *range(2, of.shape[1])]]),
-    "all is zero": words(np.zeros_like),
-    "the sum is doubled": lambda of: replace(of, words=of.words * np.uint64(2) % np.uint64(of.head.form.modulus)),
+    "the last word": one_more,
     "the tag": lambda of: replace(of, tag=(of.tag[0] ^ 1, of.tag[1])),
     "another attempt": header(attempt=1),
-    "a member's nonce": member(nonce=OTHER[:16]),
     "a member's chain": member(chain=OTHER),
-    "a member's digest": member(digest=OTHER),
     "a member's annex": member(annex=OTHER),
     "a member is left out": lambda of: replace(of, head=replace(of.head, members=of.head.members[:-1])),
 }

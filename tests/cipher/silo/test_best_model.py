@@ -89,12 +89,6 @@ def test_all_silos_keep_the_model_of_the_best_version(kind: str, tmp_path: Path)
     assert [one.best and one.best.version for one in made.silos["a"].pooled] == [2]
 
 
-def test_by_a_metric_of_which_less_is_better(tmp_path: Path) -> None:
-    made = federation(tmp_path, best_plan(rule=Selection("auroc", higher=False)))
-    digests = rounds(made, [0.5, 0.25, 0.875])
-    assert set(settled(made, 3).values()) == {(1, digests[1])}
-
-
 def test_catching_up_over_several_versions_comes_to_the_same(tmp_path: Path) -> None:
     """One stays away for six versions, another begins anew, and one is replaced by a trainer that has its file."""
     made = federation(tmp_path, best_plan(quorum=3))

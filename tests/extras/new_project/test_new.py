@@ -22,10 +22,6 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def test_the_line_that_enters_the_folder_can_be_pasted(tmp_path: Path) -> None:
-    assert f"  cd '{tmp_path / 'my proj'}'\n" in call("new", tmp_path / "my proj")
-
-
 @pytest.mark.slow
 def test_a_project_validates_and_learns_until_its_target_is_reached(tmp_path: Path) -> None:
     project = made(tmp_path / "deep" / "project")

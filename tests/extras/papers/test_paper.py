@@ -66,7 +66,3 @@ def test_what_does_not_compile_is_found(wrong: str) -> None:
 @pytest.mark.parametrize("text", ["=1+1", "@x", "+1"])
 def test_a_name_is_no_formula(text: str) -> None:
     assert comma_separated(["a"], [[text]]) == f"a\n'{text}\n"
-
-
-def test_marks_of_latex_are_letters() -> None:
-    assert r"{a\_b\&\%\textasciicircum{}}" in latex(["a_b&%^"], [], "c")

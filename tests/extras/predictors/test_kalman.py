@@ -23,15 +23,16 @@ def test_one_step_by_hand() -> None:
     assert after.suspect is None
 
 
-def test_one_measurement_far_out_changes_no_forecast_and_two_are_a_change() -> None:
+@pytest.mark.parametrize("side", [1, -1], ids=["faster", "slower"])
+def test_one_measurement_far_out_changes_no_forecast_and_two_are_a_change(side: int) -> None:
     kalman, state = Kalman(), KalmanState(1.0, 1e-4, 1e-4)
-    spike = observe(kalman, state, 0.0)
+    spike = observe(kalman, state, 1.0 + side)
     assert kalman.forecast(spike) == kalman.forecast(state)
     assert observe(kalman, spike, 1.0).level == pytest.approx(1.0)
-    other_side = observe(kalman, spike, 2.0)
-    assert (other_side.level, other_side.suspect) == (1.0, pytest.approx(2.0)), "spikes to either side are no change"
-    changed = observe(kalman, spike, -0.2)
-    assert changed.level == pytest.approx((0.0 - 0.2) / 2)
+    other_side = observe(kalman, spike, 1.0 - side)
+    assert (other_side.level, other_side.suspect) == (1.0, pytest.approx(1.0 - side)), "to either side: no change"
+    changed = observe(kalman, spike, 1.0 + 1.2 * side)
+    assert changed.level == pytest.approx(1.0 + 1.1 * side)
     assert changed.variance == pytest.approx(changed.noise / 2)
 
 

@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -64,12 +63,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str | None, message: str) 
     file = str(tmp_path / "no.txt") if text is None else write(tmp_path, text)
     with pytest.raises(ConfigError, match=message):
         LibsvmSource(file, features=4).read()
-
-
-def test_a_missing_library_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
-        LibsvmSource(write(tmp_path, GOOD), features=4).read()
 
 
 def test_rows_that_are_too_many_to_be_written_out_are_not(tmp_path: Path) -> None:

@@ -72,8 +72,3 @@ def test_sparse_rows_become_cells_and_columns_that_come_twice_add_up() -> None:
     pairs = Pairs(np.array([[1, 1], [0, 2]]), np.array([[1.0, 2.0], [4.0, 0.0]], dtype=np.float32), 3)
     np.testing.assert_array_equal(pairs.dense(), [[0, 3, 0], [4, 0, 0]])
     np.testing.assert_array_equal(pairs.take(np.array([1])).dense(), [[4, 0, 0]])
-
-
-def test_bytes_are_cells_of_0_to_1() -> None:
-    samples = Samples(np.array([[0], [51], [255]], dtype=np.uint8), np.zeros(3, dtype=np.int64))
-    np.testing.assert_allclose(samples.dense().numpy(), [[0], [0.2], [1]], rtol=1e-6)

@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,9 +78,3 @@ def test_missing_and_damaged_files_are_complained_of(tmp_path: Path, kind: str) 
         TableSource(str(tmp_path / f"no.{kind}")).read()
     file = write(tmp_path, kind)
     assert survives(Path(file), TableSource(file, target="t", ignore=("name",)).read) > 15
-
-
-def test_a_missing_library_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
-        TableSource(str(tmp_path / "a.parquet")).shape()

@@ -8,7 +8,7 @@ import pytest
 
 from fedsync import __version__
 from fedsync.config.sections.evaluation import UNASKED
-from fedsync.extras.report.card import markdown, model_card, plain
+from fedsync.extras.report.card import model_card
 from fedsync.extras.report.data import read_run
 from fedsync.extras.report.report_page import page
 from tests.commands.call import call
@@ -115,11 +115,6 @@ def test_what_comes_from_a_run_is_no_markup(tmp_path: Path) -> None:
     rows = [line for line in card.splitlines() if "input" in line and line.startswith("|")]
     cells = [line.replace("\\|", "").count("|") - 1 for line in rows]
     assert set(cells) == {2, 6, 7}, "sizes, results, fairness: as many cells as their heads"
-
-
-def test_marks_of_each_format_are_letters() -> None:
-    assert plain("a|b\n<i>_x_`") == r"a\|b &lt;i&gt;\_x\_\`"
-    assert markdown(["a", "b"], [["x|y", "1"]]).splitlines()[2] == r"| x\|y | 1 |"
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -9,7 +9,6 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
 from fedsync.core.journal import FORMAT
 from fedsync.extras.report.data import read_run, read_runs
-from fedsync.observe.run_state import natural
 from tests.observe.runs import two_silos
 from tests.simulation.fake import machines, simulate, spoil, strategy
 
@@ -62,11 +61,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for parent in ("x", "y"):
         two_silos(tmp_path / parent / "run")
     assert [run.label for run in read_runs([tmp_path / "x/run", tmp_path / "y/run"])] == ["run (1)", "run (2)"]
-
-
-def test_names_are_sorted_as_people_do() -> None:
-    names = ["silo-10", "b", "silo-2", "silo-2a", "1"]
-    assert sorted(names, key=natural) == ["1", "b", "silo-2", "silo-2a", "silo-10"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fedsync.extras.report.drawing import draw
 from fedsync.extras.report.drawing.timeline import timeline
 from fedsync.extras.report.report_page import page
 from fedsync.extras.report.results import amount
-from fedsync.extras.report.style import COLOURS, GRID, HATCHES, INK, PAPER, inline, series, thin, to_svg
+from fedsync.extras.report.style import GRID, INK, PAPER, inline, to_svg
 from fedsync.observe.rounds import RoundPoint
 from tests.extras.report.make import Reader, change_header, said
 from tests.observe.runs import two_silos
@@ -117,27 +117,6 @@ def test_a_figure_can_be_a_file_and_the_page_colours_what_is_ink_grid_and_paper(
     assert text.startswith("<?xml") and f"<title>{picture.alt}</title>" in text
     inside = inline(to_svg(picture.figure), "f1", "words")
     assert not any(colour in inside for colour in (INK, GRID, PAPER)) and "currentColor" in inside
-
-
-def test_series_differ_by_more_than_colour() -> None:
-    assert len({str(series(index)["linestyle"]) for index in range(len(COLOURS))}) == len(COLOURS)
-    assert len(set(HATCHES)) == len(COLOURS)
-    both = [(series(index)["color"], str(series(index)["linestyle"])) for index in range(3 * len(COLOURS))]
-    assert len(set(both)) == len(both)
-
-
-def test_eight_of_many_silos_have_lines_of_batch_sizes(runs: list[RunData]) -> None:
-    names = tuple(f"silo-{number}" for number in range(9))
-    spans = tuple(OrderSpan(name, at, at + 1.0, 8 + at) for name in names for at in range(3))
-    many = draw.batch_sizes(replace(runs[0], silos=names, orders=spans))
-    few = draw.batch_sizes(replace(runs[0], silos=names[:8], orders=spans))
-    assert many is not None and few is not None
-    assert len(many.figure.axes[0].lines) == 8 and many.caption.endswith("8 of 9 silos, evenly spaced.")
-    assert few.caption == "Each step of a line is one order."
-
-
-def test_thinning_keeps_the_ends() -> None:
-    assert list(thin(range(100), 4)) == [0, 33, 66, 99] and thin([1, 2, 3], 3) == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -12,14 +12,13 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
 from fedsync.extras.report.card import result_rows
-from fedsync.extras.report.data import OrderSpan, read_run
+from fedsync.extras.report.data import read_run
 from fedsync.extras.report.drawing.draw_results import over_rounds
 from fedsync.extras.report.read_results import read_results
 from fedsync.extras.report.report_page import MEANINGS, page, section
 from fedsync.extras.report.results import Estimate, Findings, RoundNumbers, fairness
-from fedsync.observe.rounds import RoundPoint
 from tests.extras.report.make import Reader, change_json, said, told
-from tests.observe.evaluations import METRICS, add_results
+from tests.observe.evaluations import add_results
 from tests.observe.runs import two_silos
 
 EVIL = '</style><script>alert("x")</script><img src=x onerror=y>$mathdefault$&|`'
@@ -42,19 +41,6 @@ def test_numbers_have_their_intervals_and_what_is_not_estimable_says_so(tmp_path
     assert "b5" * 32 in words
     assert "c, local: it failed to train: training diverged" in words
     assert "a +0.060 [+0.010, +0.110]" in words
-
-
-@pytest.mark.parametrize(
-    ("estimate", "words"),
-    [
-        (Estimate(0.91234, 0.9, 0.9349), "0.912 [0.900, 0.935]"),
-        (Estimate(0.5), "0.500 [no interval]"),
-        (Estimate(None), "not estimable"),
-        (Estimate(1234.5, 1e9, 2e9), "1.23e+03 [1.00e+09, 2.00e+09]"),
-    ],
-)
-def test_an_estimate_in_words(estimate: Estimate, words: str) -> None:
-    assert estimate.words == words
 
 
 def test_fairness_knows_which_end_is_the_worst() -> None:
@@ -214,31 +200,6 @@ def test_over_rounds_five_silos_have_lines_and_more_have_bands(tmp_path: Path) -
     assert [(len(axes.lines), len(axes.collections)) for axes in drawn.values()] == [(1 + 5, 0), (1, 2)]
     ends = [band.get_paths()[0].get_extents().intervaly for band in drawn[6].collections]
     np.testing.assert_allclose(ends, [[0.1, 0.9], [0.225, 0.475]])
-
-
-@pytest.mark.full
-def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path: Path) -> None:
-    """Which loads in less than two seconds, as bench/cost/report.py measures."""
-    silos = [f"hospital-{number}" for number in range(20)]
-    run = told(tmp_path, silos)
-    spans = tuple(
-        OrderSpan(silo, at, at + 0.8 + 0.01 * place, 8 + (at + place) % 5, True, 0.5)
-        for at in range(500)
-        for place, silo in enumerate(silos)
-    )
-    points = tuple(RoundPoint(float(at + 1), 1.0 / (at + 1), at / 500) for at in range(500))
-    rounds = {
-        name: [
-            RoundNumbers(
-                at, 0.5 + at / 2000, {silo: 0.4 + (at * 7 + place) % 97 / 200 for place, silo in enumerate(silos)}
-            )
-            for at in range(500)
-        ]
-        for name in (*METRICS, "average_precision", "balanced_accuracy", "loss")
-    }
-    results = replace(run.results, rounds=rounds)
-    text = page([replace(run, silos=tuple(silos), orders=spans, points=points, results=results)])
-    assert len(text.encode()) < 5_000_000
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from fedsync.extras.tasks.factorisation import FactorisationTask
 from fedsync.extras.tasks.gaussian_mixture import MixtureTask
 from fedsync.tasks.partition import Dirichlet, Iid, Pathological
 from fedsync.train.loop import Trainer
-from fedsync.train.weights import initial_model
 from tests.tasks.given import Given, average, slot, trainers
 
 Numbers = NDArray[np.float64]
@@ -273,9 +272,3 @@ def test_ratings_below_zero_have_no_non_negative_factors() -> None:
     source = Given(ratings())
     with pytest.raises(ConfigError, match=r"task\.data: some ratings are below 0.*leave non_negative out"):
         FactorisationTask(source, Iid(), non_negative=True).data(slot())
-
-
-def test_the_same_seed_gives_the_same_first_model() -> None:
-    first, again, other = (initial_model(task("mixture", Iid()), seed)[0] for seed in (7, 7, 8))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
