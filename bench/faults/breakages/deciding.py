@@ -6,7 +6,7 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import CORE, Changes
 
 # Not what sees that laws notice some of these: a breakage that is made already cannot be made there.
-TESTS = ("tests/laws", "tests/extras/test_kalman.py", "--ignore=tests/laws/test_laws_bite.py")
+TESTS = ("tests/laws", "tests/extras/predictors/test_kalman.py", "--ignore=tests/laws/test_laws_bite.py")
 
 _POLICIES: Changes = {
     "policies/barrier/kinds/bulk.py": (
