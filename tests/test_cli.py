@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsync import cli
+from fedsync.config.locate import locate
 from tests.commands.call import call
 from tests.observe.runs import two_silos
 
@@ -78,6 +80,23 @@ def test_compare_prints_ratios_to_the_first(tmp_path: Path) -> None:
     assert f"{balanced['ratio']:.3f}" in shown
     means = (tmp_path / "cmp" / "seeds.md").read_text()
     assert "| fedavg | 2 |" in means and "| lb-bsp | 2 |" in means
+
+
+@pytest.mark.slow
+def test_a_comparison_goes_on_without_a_strategy_whose_run_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = locate("fedavg").read_text(encoding="utf-8")
+    bad = re.sub("learning_rate: [0-9.]+", "learning_rate: 1.0e+30", text.replace("name: fedavg", "name: bad"))
+    Path("bad.yaml").write_text(bad, encoding="utf-8")
+    assert main(monkeypatch, "compare", "bad.yaml", "fedavg", "--set", "stop.rounds=2", "--out", "cmp") == 1
+    shown = capsys.readouterr()
+    assert "training diverged" in shown.err and "bad is not compared: 1 of 1 runs failed" in shown.out
+    fedavg, bad_row = json.loads(Path("cmp/compare.json").read_text())
+    assert (fedavg["strategy"], fedavg["ratio"]) == ("fedavg", 1.0)
+    assert bad_row["strategy"] == "bad" and "training diverged" in bad_row["failed"]["7"]
+    assert main(monkeypatch, "report", *map(str, Path("cmp").iterdir())) == 0, "a shell's pattern names files, too"
 
 
 def test_schemas_are_json_schema() -> None:

@@ -20,6 +20,7 @@ from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.tensor_parts import CommonForm
 from fedsync.model.transfer import Aggregator, Replica
+from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.quality.kept_models import KeptModels
 from fedsync.observe.quality.survey_report import FOLDER, after_survey, write_statistics
 from fedsync.observe.recorder import Listener
@@ -28,7 +29,7 @@ from fedsync.silo.owner.privacy_ledger import spent_by
 from fedsync.silo.owner.refusals import code_of, explained, explained_together, explained_too_few
 from fedsync.silo.protocol import Identity, Refusal, Refused
 from fedsync.silo.session.session import SiloSession
-from fedsync.simulation.engine import VirtualDriver
+from fedsync.simulation.engine import Stuck, VirtualDriver
 from fedsync.simulation.machine import Machine
 
 if TYPE_CHECKING:
@@ -114,6 +115,9 @@ def _drive(
     try:
         driver.run()
         last = final_model(aggregator, replicas)
+    except Stuck as error:
+        missing = [each.words for each in recorder.ledger.missing()[:MOST_NAMED]]
+        raise RunError("; ".join([str(error), *missing])) from error
     finally:
         best = best_model(aggregator, replicas)
         if recorder.ledger.best is not None and best is not None:

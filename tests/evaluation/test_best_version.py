@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from fedsync.common.errors import UserCodeError
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, KeepBest, Note
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated, OperatorAsked, SiloLost
@@ -40,7 +41,8 @@ def test_a_version_is_judged_by_all_silos_by_the_worst_or_by_a_rule_of_ones_own(
         return pooled["accuracy"] + silos["a"]["accuracy"] + silos["b"]["loss"]
 
     assert judged(Selection(by=rule), found, 0.4) == 0.4 + 0.9 + 3.0
-    assert judged(Selection(by=lambda pooled, silos: float("nan")), found, 0.4) is None
+    with pytest.raises(UserCodeError, match="it returned nan"):
+        judged(Selection(by=lambda pooled, silos: float("nan")), found, 0.4)
 
 
 @pytest.mark.parametrize(

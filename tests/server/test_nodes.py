@@ -179,7 +179,7 @@ def test_where_nodes_have_names_only_those_that_the_server_names_are_relays(
     regions: dict[str, list[str]] | None, may: bool
 ) -> None:
     """Any silo could else speak for others."""
-    nodes = Nodes(named({1: "north", 2: "b"}), Admission(regions=regions))
+    nodes = Nodes(named({1: "north", 2: "b"}), Admission(silos=["a", "b"] if may else None, regions=regions))
     nodes.look()
     said = _says_that_it_is_a_relay(RelayedNode(1, "a", "now"), RelayedNode(2, "b", "now"), RelayedNode(3, "", "now"))
     if not may:

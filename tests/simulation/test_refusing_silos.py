@@ -50,6 +50,15 @@ def test_a_run_goes_on_without_a_silo_that_refuses_it(
     assert f"b answers {code}" in note and reason in note
 
 
+def test_a_silo_whose_budget_is_spent_does_not_come_back_from_its_crashes(tmp_path: Path) -> None:
+    machines = silos({"epsilon": 1.0}, "abc").model_dump(mode="json")
+    for silo in machines["silos"]:
+        silo["crashes"] = {"mtbf_s": 3.0, "repair_s": 0.1}
+    changes = ("privacy={kind: dp-sgd, clip: 1.0, noise_multiplier: 1.0}", "stop.rounds=1000", "min_silos=2")
+    with pytest.raises(RunError, match=r"nothing is left to happen.*a is missing.*BUDGET"):
+        run_virtual(strategy(tmp_path, *changes), ClusterConfig.model_validate(machines), tmp_path / "run")
+
+
 def test_a_run_without_enough_silos_names_each_that_refuses_and_why(tmp_path: Path) -> None:
     machines = silos(REFUSALS["noise"][0], "bc")
     with pytest.raises(RunError, match=r"needs 2 silos, and at most 1 .* can take part") as told:

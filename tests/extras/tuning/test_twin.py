@@ -15,7 +15,7 @@ from fedsync.common.codec import dumps
 from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import AffineCurveConfig, ClusterConfig, CrashesConfig, LinearCurveConfig, MarkovConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.events import Event, UpdateArrived
+from fedsync.core.events import SERVER_RESTARTED, Event, UpdateArrived
 from fedsync.core.journal import read_journal
 from fedsync.core.orders import Window
 from fedsync.extras.tuning.fit import SiloFit, fit_silos
@@ -126,6 +126,9 @@ def test_crashes_are_found_as_they_were(tmp_path: Path) -> None:
     lost = [event for event in events if type(event).__name__ == "SiloLost"]
     back = [event.at_s for event in events if type(event).__name__ == "SiloJoined" and event.silo == "b"][1:]
     assert fit.crashes == len(lost) >= 3
+    restarted = (run / "journal.jsonl").read_text().replace(json.dumps(lost[0].reason), json.dumps(SERVER_RESTARTED))
+    (run / "journal.jsonl").write_text(restarted)
+    assert [each.crashes for each in fit_silos(read_record(run))] == [0, 0], "only the server had ended"
     assert isinstance(fit.config.crashes, CrashesConfig)
     downs = [up - event.at_s for event, up in zip(lost, back, strict=False)]
     assert fit.config.crashes.repair_s == pytest.approx(sum(downs) / len(downs))
