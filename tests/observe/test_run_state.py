@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.run_claim import CHECKPOINTS, ERROR_FILE, RUN_FILE
+from fedsync.common.locks import taken
+from fedsync.common.run_claim import CHECKPOINTS, ERROR_FILE, RUN_FILE, RUN_LOCK
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JOURNAL, JournalWriter
 from fedsync.core.operator.operator_commands import PauseRun
@@ -76,10 +77,12 @@ def test_a_run_that_was_stopped_or_failed_gives_the_recorded_reason(tmp_path: Pa
     assert told(tmp_path).remedy == f"stopped by the operator. {command} resumes it"
 
 
-def test_a_virtual_run_and_one_that_has_not_begun_are_not_cut_off(tmp_path: Path) -> None:
+def test_a_run_that_has_not_begun_is_not_cut_off_and_a_virtual_one_is_without_its_process(tmp_path: Path) -> None:
     for runtime in ("virtual", "local"):
         run_in(tmp_path, runtime, worked=False)
-        assert not is_cut_off(tmp_path)
+        assert is_cut_off(tmp_path) == (runtime == "virtual")
+        with taken(tmp_path / RUN_LOCK):
+            assert not is_cut_off(tmp_path)
         assert told(tmp_path).problem == "no run is at work here"
         (tmp_path / JOURNAL).unlink()
     (tmp_path / JOURNAL).write_text("no journal")
