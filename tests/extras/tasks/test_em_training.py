@@ -18,7 +18,7 @@ from fedsync.extras.tasks.factorisation import FactorisationTask
 from fedsync.extras.tasks.gaussian_mixture import MixtureTask
 from fedsync.tasks.partition import Dirichlet, Iid, Pathological
 from fedsync.train.loop import Trainer
-from fedsync.train.weights import initial_model
+from fedsync.train.weights import TaskModel
 from tests.tasks.given import Given, average, slot, trainers
 
 Numbers = NDArray[np.float64]
@@ -276,6 +276,6 @@ def test_ratings_below_zero_have_no_non_negative_factors() -> None:
 
 
 def test_the_same_seed_gives_the_same_first_model() -> None:
-    first, again, other = (initial_model(task("mixture", Iid()), seed)[0] for seed in (7, 7, 8))
+    first, again, other = (TaskModel(task("mixture", Iid()), seed).initial() for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
