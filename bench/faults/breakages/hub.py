@@ -77,7 +77,11 @@ _CHANGES: Changes = {
             "        if upload.writer != mine:\n            raise",
             "        if False:\n            raise",
         ),
-        ("a-damaged-update-counts", "    if found != digest:\n", "    if False:\n"),
+        (
+            "a-damaged-update-counts",
+            'upload.whole = upload.digest == request.headers.get("upload-sha256")',
+            "upload.whole = True",
+        ),
         (
             "what-came-before-the-line-broke-is-lost",
             "            try:\n                await _write(upload, mine, pieces)\n            finally:",

@@ -101,8 +101,7 @@ class Hub:
         """Stop. With ``over``, silos are told that the run is over; otherwise they wait for another server."""
         self._door.over = over
         with self._lock:
-            for silo in self._sessions.silos:
-                self._sessions.wake(silo)
+            self._sessions.wake()
         if self._server is not None and self._thread is not None:
             wait_until(lambda: not (over and self.peers().keys() - self._door.told), _TELL_S, 0.02)
             self._server.should_exit = True
