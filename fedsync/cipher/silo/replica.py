@@ -177,7 +177,8 @@ class EncryptedReplica:
         votes = self._plan.first_exponents if self._votes is None else self._votes
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
-        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.header))
+        header = tally.build(Contribution(1, votes), self._plan.cap, self._plan.header)
+        slots = next(first.pack(header, np.zeros(0, np.int32)))  # a chunk without values
         annex = b"" if self._masking is None else self._masking.announcement
         head, signing = self._head(member, first, 1, annex=annex), self._ring.own.signing
         parts = seal_pieces(head, [slots], Serial(self._sealer), self._authenticator, signing)
@@ -233,18 +234,17 @@ class EncryptedReplica:
         return message
 
     def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float | None, Question]:
-        subject = order.subject, order.split
         if not self._plan.seal_metrics:
             return None, None, ROUNDS
-        if not order.evaluate or not self._asked.admits(order, self._evaluated_model(order)):
+        if not order.evaluate:
+            return None, report.loss, ROUNDS
+        model = order.update_id if order.subject.own else digest(self._state.model).hex()
+        if order.subject is Subject.BEST and self.best is not None:
+            model = self.best.digest
+        if not self._asked.admits(order, model):
             return None, report.loss, ROUNDS
         found = countable(self._ring.own.name, report.evaluation, self._plan.statistics)
-        return found, report.loss, subject
-
-    def _evaluated_model(self, order: WorkOrder) -> str:
-        if order.subject is Subject.BEST and self.best is not None:
-            return self.best.digest
-        return order.update_id if order.subject.own else digest(self._state.model).hex()
+        return found, report.loss, (order.subject, order.split)
 
     @property
     def owed(self) -> None: ...
