@@ -196,8 +196,8 @@ class FlowerDriver:
         self._checkpoints.save(coordinator, aggregator, self._now_s(), position, tuple(self._timers))
 
     def _check_alive(self) -> None:
-        able, working = self._coordinator.able, (sent.works for sent in self._outbox.waiting)
-        if self._coordinator.paused or (able and (self._timers or any(working))):
+        working = any(isinstance(sent.request, Train | EvaluateModel) for sent in self._outbox.waiting)
+        if self._coordinator.paused or (self._coordinator.able and (self._timers or working)):
             self._vigil.wake(self._now_s())
         else:
             self._vigil.check(self._now_s(), self._nodes.by_name)

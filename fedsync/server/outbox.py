@@ -78,13 +78,6 @@ class PendingMessage:
     def order(self) -> WorkOrder | None:
         return self.request.order if isinstance(self.request, Train) else None
 
-    @property
-    def works(self) -> bool:
-        return isinstance(self.request, Train | EvaluateModel)
-
-    def asks_for(self, update_id: str) -> bool:
-        return isinstance(self.request, Train) and self.request.order.update_id == update_id
-
     def is_like(self, other: PendingMessage) -> bool:
         return (self.node, self.request) == (other.node, other.request)
 
@@ -242,12 +235,12 @@ class Outbox:
 
     def halt(self, update_id: str) -> bool:
         def halted(sent: PendingMessage) -> PendingMessage:
-            return replace(sent, halt=True) if sent.asks_for(update_id) else sent
+            return replace(sent, halt=True) if sent in asked else sent
 
-        found = any(sent.asks_for(update_id) for sent in self.waiting)
+        asked = [sent for sent in self.waiting if sent.order is not None and sent.order.update_id == update_id]
         self._sent = {identifier: halted(sent) for identifier, sent in self._sent.items()}
         self._posted = [(halted(sent), message) for sent, message in self._posted]
-        return found
+        return bool(asked)
 
     def flush(self) -> list[PendingMessage]:
         """Send posted messages; return those whose node is unknown."""
@@ -353,10 +346,4 @@ class Outbox:
 
 
 def kind_of(request: Request) -> Literal["query", "train", "evaluate"]:
-    match request:
-        case Train():
-            return "train"
-        case EvaluateModel():
-            return "evaluate"
-        case _:
-            return "query"
+    return "train" if isinstance(request, Train) else "evaluate" if isinstance(request, EvaluateModel) else "query"

@@ -236,8 +236,8 @@ _CHANGES: Changes = {
     "server/outbox.py": (
         (
             "another-order-is-halted",
-            "isinstance(self.request, Train) and self.request.order.update_id == update_id",
-            "isinstance(self.request, Train)",
+            "sent.order is not None and sent.order.update_id == update_id",
+            "sent.order is not None",
         ),
         (
             "an-order-is-sent-twice",
