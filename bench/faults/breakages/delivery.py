@@ -286,8 +286,8 @@ _CHANGES: Changes = {
         ),
         (
             "an-order-goes-to-another-silo",
-            "node, request = self._nodes.by_name[silo], Train(order, self._report_s)",
-            "node, request = next(iter(self._nodes.by_name.values())), Train(order, self._report_s)",
+            "node, request = self._nodes.by_name[silo], protocol.Train(order, self._report_s)",
+            "node, request = next(iter(self._nodes.by_name.values())), protocol.Train(order, self._report_s)",
         ),
         (
             "an-order-is-never-overdue",
