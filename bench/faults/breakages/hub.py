@@ -95,6 +95,7 @@ _CHANGES: Changes = {
         ("models-that-nobody-fetches-stay", "            (self._blobs / unused).unlink(missing_ok=True)\n", ""),
     ),
     "transport/hub/hub.py": (
+        ("a-model-goes-before-it-is-fetched", "keep({*digests, *self._sessions.blobs})", "keep(digests)"),
         (
             "a-head-without-end-keeps-its-connection",
             "if time.monotonic() - self._busy_s > (QUIET_S",
@@ -182,11 +183,6 @@ _CHANGES: Changes = {
             "if False and silo not in here",
         ),
         ("each-silo-has-its-model-laid-down-anew", "if id(payload) not in self._published:", "if True:"),
-        (
-            "a-model-goes-before-it-is-fetched",
-            " | self._hub.asked_blobs())",
-            ")",
-        ),
         (
             "what-waits-at-the-hub-is-asked-for-again",
             "return self._asked.intersection(names)",

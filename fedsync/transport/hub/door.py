@@ -39,16 +39,7 @@ from fedsync.model.chunked_arrays import SPAN_BYTES, give_back, map_file, spans
 from fedsync.model.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs, Upload
 from fedsync.transport.hub.sessions import HubSession, Queued, Sessions
-from fedsync.transport.port import (
-    ANSWER_TEXT_BYTES,
-    BASE,
-    BESIDE_BYTES,
-    HEAD,
-    SESSION,
-    Blob,
-    FrameHead,
-    SiloAnswer,
-)
+from fedsync.transport.port import ANSWER_TEXT_BYTES, BASE, BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead, SiloAnswer
 
 logger = foreign.logger(__name__)
 

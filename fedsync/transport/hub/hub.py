@@ -180,13 +180,10 @@ class Hub:
     def publish(self, payload: Payload) -> Blob:
         return self._blobs.publish(payload)
 
-    def asked_blobs(self) -> set[str]:
-        with self._lock:
-            return self._sessions.blobs
-
     def keep(self, digests: Collection[str]) -> None:
+        """Delete all blobs but these and those of unanswered questions."""
         with self._lock:
-            self._blobs.keep(digests)
+            self._blobs.keep({*digests, *self._sessions.blobs})
 
 
 class Deadlines(H11Protocol):
