@@ -125,8 +125,11 @@ class PrivacyGuard(SessionExtension):
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
         if self.config.noise_multiplier is not None or self.whole is not None:
             return
-        plan = self._plan(batch_size, steps, orders, self.estimate if self.settings.noise is None else 0)
         now = self.settings
+        # The last evaluations: of the last version, and on the test split of it and the best.
+        scores, estimate = 3 if self.trainer.facts.validates else 1, self.estimate if now.noise is None else 0
+        score_noise = self.config.score_noise if self._scored() else None
+        plan = PrivacyPlan(orders, steps, batch_size, score_noise, scores, estimate)
         guess = None if now.noise is None else 1.01 * now.noise * now.rate(batch_size) / now.rate(self._aimed)
         noise = now.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
         for ledger in self.ledgers:
@@ -142,12 +145,6 @@ class PrivacyGuard(SessionExtension):
         if noise != self.settings.noise:
             self.settings, self._aimed = replace(self.settings, noise=noise), batch_size
             self.trainer.make_private(self.settings)
-
-    def _plan(self, batch_size: int, steps: int, orders: int, estimate: int) -> PrivacyPlan:
-        """Plan of orders and of the last evaluations: of the last version, and on the test split of it and the best."""
-        noise = self.config.score_noise if self._scored() else None
-        scores = 3 if self.trainer.facts.validates else 1
-        return PrivacyPlan(orders, steps, batch_size, noise, scores, estimate)
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         """Give back the releases that an order did not make; return its outcome as it may leave. Raises as `begins`."""

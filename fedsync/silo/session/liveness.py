@@ -21,7 +21,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
 from multiprocessing.connection import Connection
@@ -155,21 +155,14 @@ def _processor_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Trainer in the health file; ``state`` as in `TrainerState`, or ``silent`` where the trainer does not answer."""
-
-    pid: int
-    state: str
-    since: str
-
-
 class Trainers:
-    """Monitor of the trainers below a silo's folder ``root``, for the health file; runs in its own thread."""
+    """Monitor of the trainers below a silo's folder ``root``, for the health file; runs in its own thread. The file has
+    process and state of each; the state is that of `TrainerState`, or ``silent`` where the trainer does not answer.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, dict[str, int | str]] = {}
 
     def watch(self, stop: threading.Event) -> None:
         while not stop.wait(PROBE_S):
@@ -177,26 +170,24 @@ class Trainers:
 
     def look(self) -> None:
         """Probe each trainer once; blocks up to `PROBE_S` for each silent trainer."""
-        seen: dict[str, Seen] = {}
+        seen: dict[str, dict[str, int | str]] = {}
         for folder in sorted(self._root.glob("*")):
             pid = tenant(folder)
             if pid is None:
                 continue
-            answer, before = probe(folder), self._seen.get(folder.name)
-            if answer is not None:
-                seen[folder.name] = Seen(pid, answer.state, answer.since)
-            elif before is not None and (before.pid, before.state) == (pid, "silent"):
-                seen[folder.name] = before
-            else:
-                seen[folder.name] = Seen(pid, "silent", datetime.now(UTC).isoformat(timespec="seconds"))
+            answer, before = probe(folder), self._seen.get(folder.name, {})
+            state = "silent" if answer is None else answer.state
+            since = datetime.now(UTC).isoformat(timespec="seconds") if answer is None else answer.since
+            goes_on = answer is None and (before.get("pid"), before.get("state")) == (pid, state)
+            seen[folder.name] = before if goes_on else {"pid": pid, "state": state, "since": since}
         self._seen = seen
 
     def told(self) -> dict[str, Any]:
-        return {"trainers": {name: asdict(seen) for name, seen in self._seen.items()}}
+        return {"trainers": self._seen}
 
     @property
     def working(self) -> bool:
-        return any(seen.state == "working" for seen in self._seen.values())
+        return any(seen["state"] == "working" for seen in self._seen.values())
 
 
 @dataclass(frozen=True, slots=True)
