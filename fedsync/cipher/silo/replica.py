@@ -210,7 +210,7 @@ class EncryptedReplica:
             counts = report.samples if weighting.by == "samples" else 1
             work = WorkDone.of(order, report, counts * report.steps)
             masks = self._masking.begin(order, chain, self._attempt, self._roster, work, plan.work_ratio)
-            pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
+            pipeline, annex = Serial(Masked(self._sealer, masks.mask)), masks.annex
         clipped = 0
 
         def portions() -> Iterator[Slots]:
@@ -342,22 +342,22 @@ class EncryptedReplica:
         if received.version < newest:
             detail = f"it leads to version {received.version}, but this silo was already at {newest}"
             raise ProtocolError(SERVER, "version", detail)
-        read = self._reader.read(received, base, author)
+        calibration, links = self._reader.read(received, base, author)
         # Everything was verified as sealed by silos: now it may be opened.
         state = base
         if state is None:
-            if read.calibration is None:
+            if calibration is None:
                 raise PolicyError("a catch-up from the beginning was read without its calibration")
-            state = self._opener.begin(read.calibration, self._first_model(received), self._run)
+            state = self._opener.begin(calibration, self._first_model(received), self._run)
         known = state.history.known()
         check_alike(known, followed)
         pooled: list[PooledFigures] = []
-        for link in read.links:
+        for link in links:
             state, figures = self._opener.follow(state, link)
             known[state.version] = state.history.chains[-1]
             check_alike({state.version: known[state.version]}, followed)
             pooled += [] if figures is None else [figures]
-        self._reader.check_claims(read, known, base, author)
+        self._reader.check_claims(links, known, base, author)
         return state, tuple(pooled)
 
     def _base(self, received: CatchUp) -> tuple[ReplicaState | None, str | None]:
