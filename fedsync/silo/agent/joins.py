@@ -133,19 +133,15 @@ def dropped(inbox: Path) -> dict[str, JoinedRun]:
     found, unfinished = dict[str, JoinedRun](), time.time() - _UNFINISHED_S
     with os.scandir(inbox) as entries:
         for entry in islice(entries, MOST_FILES):
-            if not entry.name.endswith(JOIN) and _is_young(entry, unfinished):
-                continue  # still being written
+            if not entry.name.endswith(JOIN):
+                with suppress(OSError):
+                    if unfinished < entry.stat(follow_symlinks=False).st_mtime <= time.time():
+                        continue  # still being written
             joined = _read(Path(entry.path)) if entry.name.endswith(JOIN) and len(found) < MOST_JOINS else None
             if joined is not None:
                 found[entry.name.removesuffix(JOIN)] = joined
             _remove(Path(entry.path))
     return found
-
-
-def _is_young(entry: os.DirEntry[str], since_s: float) -> bool:
-    with suppress(OSError):
-        return since_s < entry.stat(follow_symlinks=False).st_mtime <= time.time()
-    return False
 
 
 def _read(file: Path) -> JoinedRun | None:
