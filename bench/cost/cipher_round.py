@@ -194,7 +194,7 @@ class _Round:
         pipeline = Serial(self._sealer)
         if self._masked:
             mask = self._masks[keys.name] = MaskRound(self._pairs[keys.name], self._roster, bytes(32), *_ALIKE)
-            pipeline = Serial(Masked(self._sealer, mask))
+            pipeline = Serial(Masked(self._sealer, mask.mask))
             member = replace(head.members[0], annex=annex_digest(mask.annex))
             head = replace(head, members=(member,), annex=mask.annex)
         return bytearray(b"".join(seal_pieces(head, portions, pipeline, self._authenticator, keys.signing)))
@@ -234,7 +234,7 @@ class _Round:
         authentic = self.check(envelope)
         members, sealer = envelope.head.members, self._sealer
         if self._masked:
-            sealer = Masked(sealer, unmasker=Unmasker(self.unmask(), members))
+            sealer = Masked(sealer, Unmasker(self.unmask(), members).unmask)
         pipeline = Serial(sealer)
         (first,) = open_portions([authentic.first], members, pipeline, "server")
         form = tally.HeaderForm(len(self._grid.layout.names))

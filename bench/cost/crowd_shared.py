@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -28,7 +28,7 @@ from fedsync.cipher.encoding.catch_up import CatchUp
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.keys.keyring import Ring, open_group, open_silo
 from fedsync.cipher.keys.material import GroupKey
-from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadCatchUp, ReadLink
+from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadLink
 from fedsync.cipher.silo.history import added_content
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.replica import EncryptedReplica
@@ -66,7 +66,8 @@ _GROUPS = Kept[GroupKey](1)
 _SEALERS = Kept[Sealer](1)
 _AUTHENTICATORS = Kept[Authenticator](1)
 _SPECS = Kept[RunSpec](2)
-_READ = Kept[ReadCatchUp]()
+_Read = tuple[Authentic | None, tuple[ReadLink, ...]]
+_READ = Kept[_Read]()
 _BEGUN = Kept[ReplicaState](1)
 _FOLLOWED = Kept[tuple[ReplicaState, PooledFigures | None]]()
 _open_suite = suites.open_suite
@@ -113,14 +114,14 @@ class _Reader:
     def __init__(self, inner: CatchUpReader) -> None:
         self._inner = inner
 
-    def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
+    def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> _Read:
         key = _led_to(base), author, hashlib.sha256(received.encode().data).digest()
         return _READ.find(key, lambda: self._inner.read(received, base, author))
 
     def check_claims(
-        self, read: ReadCatchUp, known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
+        self, links: Sequence[ReadLink], known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
     ) -> None:
-        self._inner.check_claims(read, known, base, author)
+        self._inner.check_claims(links, known, base, author)
 
 
 class _Opener:

@@ -160,10 +160,6 @@ class EncryptionPlan:
         moments = 0 if self.optimizer is None else self.optimizer.vectors
         return 1 + moments + (0 if self.selection is None else 2)
 
-    @property
-    def share(self) -> float:
-        return self.sealed.size / max(self.layout.size, 1)
-
     def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
         return _grid(self.sealed, self.packing, tuple(exponents), self.cap, self.statistics)
 

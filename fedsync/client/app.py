@@ -68,7 +68,9 @@ class SiloApp:
         if function is None:
             raise ConfigError(f"@app.{name}()", "the app has no such function", f"Write one under @app.{name}()")
         parameters = inspect.signature(function).parameters.values()
-        missing = [each.name for each in parameters if each.name not in known and _must_be_given(each)]
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+        missing = [name for name in needed if name not in known]
         if missing:
             place = f"{function.__code__.co_filename}, {function.__name__}"
             remedy = f"Use {', '.join(known)}, or add silo.use(model, train, val, {missing[0]}=...)"
@@ -83,13 +85,6 @@ class SiloApp:
             return function
 
         return register
-
-
-def _must_be_given(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
 
 
 Scalar = bool | int | float | str  # value of Flower's node and run configurations

@@ -27,9 +27,7 @@ class FedSyncTrainerCallback(TrainerCallback):
             self._evaluation.enter_context(self._work.untimed())
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        try:
-            next(self._steps)
-        except StopIteration:
+        if next(self._steps, "over"):
             control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:

@@ -32,9 +32,7 @@ class FedSyncFitCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         self._batches += 1
-        try:
-            next(self._steps)
-        except StopIteration:
+        if next(self._steps, "over"):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:

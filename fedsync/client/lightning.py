@@ -45,9 +45,7 @@ class FedSyncCallback(lightning.Callback):
         if loss is not None:
             # Lightning divides the loss by the number of accumulated batches.
             self._work.log(loss=loss * trainer.accumulate_grad_batches)
-        try:
-            next(self._steps)
-        except StopIteration:
+        if next(self._steps, "over"):
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -128,10 +128,11 @@ def accept(
 ) -> None:
     """Check a bundle, at its silo, and keep the group key. Older epochs are refused."""
     from fedsync.cipher.keys import keyring
+    from fedsync.cipher.keys.keywrap import MAX_BUNDLE_BYTES
 
     pin = None if admin is None else _public_key(admin)
     try:
-        group = keyring.accept(folder, keyring.read_bundle(bundle), pin)
+        group = keyring.accept(folder, read_input(bundle, MAX_BUNDLE_BYTES + 1), pin)
     except ProtocolError as error:
         raise ConfigError(str(bundle), error.detail, _ANOTHER_BUNDLE) from None
     say(f"epoch {group.epoch}, group {group.fingerprint.hex()}, silos: {', '.join(group.members)}")

@@ -259,7 +259,7 @@ class HubTransport:
         published = self._published
         while len(published) > 1 and sum(blob.nbytes for _, blob in published.values()) > _KEPT_BYTES:
             del published[next(iter(published))]
-        self._hub.keep({blob.digest for _, blob in published.values()} | self._hub.asked_blobs())
+        self._hub.keep({blob.digest for _, blob in published.values()})
 
 
 def _node(silo: str) -> tuple[int, str]:

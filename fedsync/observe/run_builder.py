@@ -115,7 +115,7 @@ class RunBuilder:
             silos=None if self.cluster is None else self.cluster.entries(),
             model_bytes=model_bytes,
             target_accuracy=target,
-            sealed_share=0.0 if plan is None else plan.share,
+            sealed_share=0.0 if plan is None else plan.sealed.size / max(plan.layout.size, 1),
             listeners=(*self.listeners, *(own for each in self.config.extensions or () if (own := each.listened()))),
             exporters=exporters,
             journal=journal,

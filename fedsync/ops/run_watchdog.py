@@ -21,9 +21,9 @@ from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
 from fedsync.common.errors import FedSyncError, RunError
 from fedsync.common.locks import held
+from fedsync.common.run_claim import CHECKPOINTS
 from fedsync.observe.run_state import RUN_LOG, why_failed
 from fedsync.ops.runs import RUN_FILE, RUNS, STOPPED, STRATEGY_FILE, BusyError
-from fedsync.server.checkpoints import FOLDER as CHECKPOINTS
 from fedsync.server.checkpoints import newest_version
 from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
 

@@ -46,7 +46,7 @@ from fedsync.common.files import (
     undigested,
     write_atomically,
 )
-from fedsync.common.run_claim import CHECKPOINTS
+from fedsync.common.run_claim import CHECKPOINTS as FOLDER
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback
@@ -57,8 +57,6 @@ from fedsync.model.layout import Layout
 from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, dump, load, read
 
 logger = foreign.logger(__name__)
-
-FOLDER = CHECKPOINTS
 
 _MOST_NAME = 40
 KEPT = 3

@@ -30,19 +30,7 @@ from functools import partial
 from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
 from fedsync.common.errors import ProtocolError, RunError
-from fedsync.core.actions import (
-    Action,
-    Commit,
-    Discard,
-    Dispatch,
-    Evaluate,
-    HaltEarly,
-    KeepBest,
-    Rollback,
-    Savepoint,
-    Stop,
-    WakeAt,
-)
+from fedsync.core import actions
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import (
     SERVER_RESTARTED,
@@ -67,21 +55,8 @@ from fedsync.server.driver_extension import DriverExtension
 from fedsync.server.nodes import Admission, Nodes, make_regions
 from fedsync.server.outbox import Outbox, PendingMessage
 from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
+from fedsync.silo import protocol
 from fedsync.silo.owner.refusals import explained
-from fedsync.silo.protocol import (
-    Answer,
-    AskSnapshot,
-    Attestation,
-    Describe,
-    EvaluateModel,
-    Hello,
-    InProgress,
-    Question,
-    Refusal,
-    Refused,
-    Snapshot,
-    Train,
-)
 from fedsync.transport.port import SiloAnswer, Transport, needed
 
 logger = foreign.logger(__name__)
@@ -124,7 +99,7 @@ class FlowerDriver:
         self._checkpoints, self._resumed = checkpoints, resumed
         report_s = timing.report_s if report_s is None else report_s
         self._outbox = Outbox(transport, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
-        self._held: list[Action] = []
+        self._held: list[actions.Action] = []
         self._unsaved = False
         self._resting = deque[tuple[float, PendingMessage, str]]()
         self._timers = list(resumed.timers) if resumed is not None else []
@@ -170,7 +145,7 @@ class FlowerDriver:
                 for each in self._extensions:
                     each.on_saved(entry)
                 for action in entry.actions:
-                    if isinstance(action, Stop):
+                    if isinstance(action, actions.Stop):
                         if action.failed:
                             raise RunError(action.reason)
                         return
@@ -195,7 +170,7 @@ class FlowerDriver:
         if moment.evaluating is None:
             return events
         for name in sorted(former - missing):
-            self._outbox.evaluate(name, EvaluateModel.of(moment.evaluating), self._now_s())
+            self._outbox.evaluate(name, protocol.EvaluateModel.of(moment.evaluating), self._now_s())
         return [SiloLost(self._now_s(), name, SERVER_RESTARTED) for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
@@ -205,8 +180,10 @@ class FlowerDriver:
         self._checkpoints.save(coordinator, aggregator, self._now_s(), position, tuple(self._timers))
 
     def _check_alive(self) -> None:
-        able, working = self._coordinator.able, (sent.works for sent in self._outbox.waiting)
-        if self._coordinator.paused or (able and (self._timers or any(working))):
+        working = any(
+            isinstance(sent.request, protocol.Train | protocol.EvaluateModel) for sent in self._outbox.waiting
+        )
+        if self._coordinator.paused or (self._coordinator.able and (self._timers or working)):
             self._vigil.wake(self._now_s())
         else:
             self._vigil.check(self._now_s(), self._nodes.by_name)
@@ -222,35 +199,35 @@ class FlowerDriver:
         try:
             reply, payload = self._outbox.read(sent, answer)
             match sent.request, reply:
-                case Describe(), Hello():
+                case protocol.Describe(), protocol.Hello():
                     return self._hello(sent.node, reply, payload, now_s)
-                case Train(order), InProgress():
+                case protocol.Train(order), protocol.InProgress():
                     return self._go_on(sent, order, reply, now_s)
-                case Train(order), WorkReport():
+                case protocol.Train(order), WorkReport():
                     update = None if answer.summed else needed(payload, name)
                     return self._update(name, order, reply, update, now_s)
-                case EvaluateModel(version) as asked, Attestation(pooled):
+                case protocol.EvaluateModel(version) as asked, protocol.Attestation(pooled):
                     self._aggregator.holds(name, version)
                     return asked.answered(now_s, name, None, pooled)
-                case EvaluateModel() as asked, Evaluation() if not self._aggregator.seals_figures:
+                case protocol.EvaluateModel() as asked, Evaluation() if not self._aggregator.seals_figures:
                     if not asked.subject.own:
                         self._aggregator.holds(name, asked.version)
                     return asked.answered(now_s, name, reply)
-                case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
+                case ((protocol.Train() | protocol.EvaluateModel()), VersionMismatch(holds, announcement)):
                     if announcement:
                         self._aggregator.announce(name, announcement)
                     self._send_again(sent, name, holds)
-                case Question(), Answer():
+                case protocol.Question(), protocol.Answer():
                     self._aggregator.answer(name, needed(payload, name))
                     self._go_on_if_open()
-                case AskSnapshot(), Snapshot(version):
+                case protocol.AskSnapshot(), protocol.Snapshot(version):
                     self._aggregator.put_snapshot(name, version, needed(payload, name))
-                case Train(), Refused(code=Refusal.BUDGET):
+                case protocol.Train(), protocol.Refused(code=protocol.Refusal.BUDGET):
                     return self._lost(name, explained(name, reply), now_s)
-                case Train(), Refused(code=Refusal.DISK):
+                case protocol.Train(), protocol.Refused(code=protocol.Refusal.DISK):
                     self._resting.append((now_s + self._timing.rest_s, sent, explained(name, reply)))
-                case asked, Refused():
-                    if isinstance(asked, Describe):
+                case asked, protocol.Refused():
+                    if isinstance(asked, protocol.Describe):
                         self._nodes.refuses(sent.node, reply)
                     return self._failed(sent, explained(name, reply), reply.back_s)
                 case asked, _:
@@ -263,16 +240,16 @@ class FlowerDriver:
     def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
         """Return the event, if any, for a message without a usable answer; ``back_s`` as in `WorkFailed`."""
         now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
-        (logger.debug if isinstance(sent.request, Train) else logger.warning)("%s", reason)
+        (logger.debug if isinstance(sent.request, protocol.Train) else logger.warning)("%s", reason)
         match sent.request:
-            case Train(order):
+            case protocol.Train(order):
                 return WorkFailed(now_s, name, order.update_id, reason, back_s)
-            case EvaluateModel() as asked:
+            case protocol.EvaluateModel() as asked:
                 return asked.answered(now_s, name, None)
-            case Question():
+            case protocol.Question():
                 self._aggregator.give_up(name)
                 self._go_on_if_open()
-            case Describe():
+            case protocol.Describe():
                 # The silo is still unidentified: ask again at a later look at the nodes.
                 self._nodes.ask_again(sent.node, why)
         return None
@@ -298,7 +275,9 @@ class FlowerDriver:
         meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], nbytes)
         return UpdateArrived(now_s, meta, report)
 
-    def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: InProgress, now_s: float) -> Event | None:
+    def _go_on(
+        self, sent: PendingMessage, order: WorkOrder, progress: protocol.InProgress, now_s: float
+    ) -> Event | None:
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
             sent = replace(sent, due_s=due_s, steps=progress.steps)
@@ -308,7 +287,7 @@ class FlowerDriver:
         self._outbox.collect(sent, order, now_s)
         return Progressed(now_s, self._nodes.sender(sent.node), order.update_id, progress.steps, progress.samples)
 
-    def _hello(self, node: int, hello: Hello, greeting: Payload | None, now_s: float) -> Event:
+    def _hello(self, node: int, hello: protocol.Hello, greeting: Payload | None, now_s: float) -> Event:
         name = self._nodes.check(node, hello, self._form)
         if self._checkpoints is not None:
             self._checkpoints.agree(self._form.frozen)
@@ -326,11 +305,11 @@ class FlowerDriver:
             if name is not None:
                 events.append(self._lost(name, "its node is gone", now_s))
         for node in fresh:
-            self._outbox.ask(node, Describe(), now_s)
+            self._outbox.ask(node, protocol.Describe(), now_s)
         return events
 
     def _lost(self, name: str, why: str, now_s: float) -> SiloLost:
-        self._held = [one for one in self._held if not (isinstance(one, Dispatch) and one.silo == name)]
+        self._held = [one for one in self._held if not (isinstance(one, actions.Dispatch) and one.silo == name)]
         self._aggregator.leave(name)
         self._go_on_if_open()
         return SiloLost(now_s, name, why)
@@ -352,42 +331,42 @@ class FlowerDriver:
 
     # Actions.
 
-    def _carry_out(self, action: Action) -> None:
-        if self._aggregator.blocked and isinstance(action, Dispatch | Evaluate):
+    def _carry_out(self, action: actions.Action) -> None:
+        if self._aggregator.blocked and isinstance(action, actions.Dispatch | actions.Evaluate):
             self._held.append(action)
             return
         match action:
-            case Dispatch(silo, order):
+            case actions.Dispatch(silo, order):
                 if not order.apart:
                     self._aggregator.begin(order.update_id)
                 self._outbox.train(silo, order, self._now_s())
-            case Commit(version, _):
+            case actions.Commit(version, _):
                 self._aggregator.commit(action)
                 for each in self._extensions:
                     each.on_version(version)
                 self._outbox.snapshot(self._now_s())
                 self._outbox.questions(self._now_s())
                 self._unsaved = self._aggregator.blocked
-            case HaltEarly(_, update_id):
+            case actions.HaltEarly(_, update_id):
                 if not self._outbox.halt(update_id) and self._aggregator.blocked:
                     # Its order is held and goes out first.
                     self._held.append(action)
-            case Savepoint():
+            case actions.Savepoint():
                 self._aggregator.savepoint()
-            case Rollback(version):
+            case actions.Rollback(version):
                 self._aggregator.rollback()
                 for each in self._extensions:
                     each.on_version(version)
-            case Discard(update_id, _):
+            case actions.Discard(update_id, _):
                 self._aggregator.discard(update_id)
-            case KeepBest(score):
+            case actions.KeepBest(score):
                 self._aggregator.keep_best(score.version)
                 for each in self._extensions:
                     each.on_best(action)
-            case Evaluate(_, silos):
+            case actions.Evaluate(_, silos):
                 for silo in (one for one in silos if one in self._nodes.by_name):  # others were lost while it was held
-                    self._outbox.evaluate(silo, EvaluateModel.of(action), self._now_s())
-            case WakeAt(at_s):
+                    self._outbox.evaluate(silo, protocol.EvaluateModel.of(action), self._now_s())
+            case actions.WakeAt(at_s):
                 heapq.heappush(self._timers, at_s)
 
     def _go_on_if_open(self) -> None:

@@ -27,20 +27,7 @@ from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.server.nodes import APP_ERRORS, AnotherApp, Nodes
 from fedsync.server.timeouts import AnswerTimes, Timeouts
-from fedsync.silo.protocol import (
-    AskModel,
-    AskSnapshot,
-    Collect,
-    Describe,
-    EvaluateModel,
-    Question,
-    Reply,
-    Request,
-    Train,
-    most_text,
-    read_reply,
-    write_request,
-)
+from fedsync.silo import protocol
 from fedsync.transport.port import SiloAnswer, SiloQuestion, Transport
 
 if TYPE_CHECKING:
@@ -63,7 +50,7 @@ class PendingMessage:
     """
 
     node: int
-    request: Request
+    request: protocol.Request
     due_s: float
     end_s: float = inf
     steps: int = 0
@@ -76,14 +63,7 @@ class PendingMessage:
 
     @property
     def order(self) -> WorkOrder | None:
-        return self.request.order if isinstance(self.request, Train) else None
-
-    @property
-    def works(self) -> bool:
-        return isinstance(self.request, Train | EvaluateModel)
-
-    def asks_for(self, update_id: str) -> bool:
-        return isinstance(self.request, Train) and self.request.order.update_id == update_id
+        return self.request.order if isinstance(self.request, protocol.Train) else None
 
     def is_like(self, other: PendingMessage) -> bool:
         return (self.node, self.request) == (other.node, other.request)
@@ -128,15 +108,15 @@ class Outbox:
 
     # Requests.
 
-    def ask(self, node: int, request: Request, now_s: float) -> None:
+    def ask(self, node: int, request: protocol.Request, now_s: float) -> None:
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
         due_s, end_s = self._timing.order_until(now_s)
-        node, request = self._nodes.by_name[silo], Train(order, self._report_s)
+        node, request = self._nodes.by_name[silo], protocol.Train(order, self._report_s)
         self._send(PendingMessage(node, request, due_s, end_s), silo, now_s)
 
-    def evaluate(self, silo: str, request: EvaluateModel, now_s: float) -> None:
+    def evaluate(self, silo: str, request: protocol.EvaluateModel, now_s: float) -> None:
         due_s = now_s + self._timing.order_timeout_s
         self._send(PendingMessage(self._nodes.by_name[silo], request, due_s), silo, now_s)
 
@@ -146,14 +126,14 @@ class Outbox:
 
     def collect(self, sent: PendingMessage, order: WorkOrder, now_s: float) -> None:
         """Ask for the result of an order in progress; the request also carries a halt."""
-        request = Collect(order.update_id, self._report_s, sent.halt)
+        request = protocol.Collect(order.update_id, self._report_s, sent.halt)
         self._post(replace(sent, collecting=True), request, None, now_s)
 
     def snapshot(self, now_s: float) -> None:
         """Request an encrypted model if wanted and not pending, from each silo in turn: a silo may send one that no
         joining silo accepts.
         """
-        here, asked = self._nodes.by_name, AskSnapshot()
+        here, asked = self._nodes.by_name, protocol.AskSnapshot()
         if self._aggregator is None or not self._aggregator.wants_snapshot or not here:
             return
         if not any(sent.request == asked for sent in self.waiting):
@@ -171,15 +151,15 @@ class Outbox:
                     self._aggregator.give_up(silo)  # the aggregator may ask other silos instead
                     continue
                 timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
-                sent = PendingMessage(node, Question(), now_s + timeout_s)
-                self._posted.append((sent, self._message(sent, Question(), question, timeout_s)))
+                sent = PendingMessage(node, protocol.Question(), now_s + timeout_s)
+                self._posted.append((sent, self._message(sent, protocol.Question(), question, timeout_s)))
 
     def ask_again(self, sent: PendingMessage, now_s: float) -> None:
         """Retry a request: a message on a broken connection is lost, although it counted as delivered."""
         match sent.request:
-            case Train(order):
+            case protocol.Train(order):
                 self.collect(sent, order, now_s)
-            case EvaluateModel():
+            case protocol.EvaluateModel():
                 self._send(sent, self._nodes.sender(sent.node), now_s)
             case request:
                 self._post(sent, request, None, now_s)
@@ -195,20 +175,20 @@ class Outbox:
         self._post(sent, sent.request, self._payload(self._aggregator, sent.request, silo), now_s)
 
     @staticmethod
-    def _payload(aggregator: DurableAggregator, request: Request, silo: str) -> Payload:
+    def _payload(aggregator: DurableAggregator, request: protocol.Request, silo: str) -> Payload:
         match request:
-            case Train(order) if order.apart:
+            case protocol.Train(order) if order.apart:
                 return aggregator.apart(order)
-            case EvaluateModel(owner=owner) if owner:
+            case protocol.EvaluateModel(owner=owner) if owner:
                 return aggregator.own(owner)
-            case EvaluateModel(subject=subject) if subject.own and not aggregator.seals_figures:
+            case protocol.EvaluateModel(subject=subject) if subject.own and not aggregator.seals_figures:
                 return NO_PAYLOAD
-            case EvaluateModel(subject=subject):
+            case protocol.EvaluateModel(subject=subject):
                 return aggregator.outgoing(silo, subject)
             case _:
                 return aggregator.outgoing(silo, Subject.LAST)
 
-    def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
+    def _post(self, sent: PendingMessage, request: protocol.Request, payload: Payload | None, now_s: float) -> None:
         """Post a request that is retried if unanswered; for an order, a progress report also counts as an answer."""
         sent = replace(sent, ask_s=now_s + self._patience_s(sent), sent_s=now_s)
         left_s = max(sent.due_s - now_s, _LEAST_S)
@@ -219,15 +199,15 @@ class Outbox:
         return max(patience_s, self._answer_times.patience_s)
 
     def _message(
-        self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
+        self, sent: PendingMessage, request: protocol.Request, payload: Payload | None, left_s: float
     ) -> SiloQuestion | RelayedRequest:
         """Return a question with its payload; for a silo behind a relay, as a part of the relay's bundle."""
         if not self._nodes.is_relayed(sent.node):
             most = self._most_bytes(sent.request)
-            return SiloQuestion(write_request(request), payload, most, self._spec, kind_of(request), left_s)
+            return SiloQuestion(protocol.write_request(request), payload, most, self._spec, kind_of(request), left_s)
         from fedsync.extras.relays.region_clients import RelayedRequest
 
-        letter = RelayedRequest(write_request(request), payload, self._most_bytes(sent.request), left_s)
+        letter = RelayedRequest(protocol.write_request(request), payload, self._most_bytes(sent.request), left_s)
         if sent.order is None or sent.order.apart or self._aggregator is None:
             return letter
         examples = self._nodes.examples.get(self._nodes.sender(sent.node), 1)
@@ -242,12 +222,12 @@ class Outbox:
 
     def halt(self, update_id: str) -> bool:
         def halted(sent: PendingMessage) -> PendingMessage:
-            return replace(sent, halt=True) if sent.asks_for(update_id) else sent
+            return replace(sent, halt=True) if sent in asked else sent
 
-        found = any(sent.asks_for(update_id) for sent in self.waiting)
+        asked = [sent for sent in self.waiting if sent.order is not None and sent.order.update_id == update_id]
         self._sent = {identifier: halted(sent) for identifier, sent in self._sent.items()}
         self._posted = [(halted(sent), message) for sent, message in self._posted]
-        return found
+        return bool(asked)
 
     def flush(self) -> list[PendingMessage]:
         """Send posted messages; return those whose node is unknown."""
@@ -298,24 +278,24 @@ class Outbox:
             self._nodes.ask_again(sent.node)
         return True
 
-    def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[Reply, Payload | None]:
+    def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[protocol.Reply, Payload | None]:
         """Parse an answer; return the reply and its payload, uint8; `ProtocolError` if it is an error or invalid."""
         name = self._nodes.sender(sent.node)
         if answer.problem:
-            if isinstance(sent.request, Describe | AskModel) and answer.code in APP_ERRORS:
+            if isinstance(sent.request, protocol.Describe | protocol.AskModel) and answer.code in APP_ERRORS:
                 raise AnotherApp(name, answer.problem, answer.code)
             raise ProtocolError(name, answer.check, answer.problem)
-        return read_reply(answer.text, name, most_text(sent.request)), answer.payload
+        return protocol.read_reply(answer.text, name, protocol.most_text(sent.request)), answer.payload
 
-    def _most_bytes(self, request: Request) -> int:
+    def _most_bytes(self, request: protocol.Request) -> int:
         match request:
-            case Train(order) if self._aggregator is not None and not order.apart:
+            case protocol.Train(order) if self._aggregator is not None and not order.apart:
                 return self._aggregator.upload_bytes
-            case Train(order) if order.share:
+            case protocol.Train(order) if order.share:
                 return self._model_bytes
-            case AskSnapshot() if self._aggregator is not None:
+            case protocol.AskSnapshot() if self._aggregator is not None:
                 return self._aggregator.snapshot_bytes
-            case AskModel():
+            case protocol.AskModel():
                 return self._model_bytes + _SMALL_ANSWER_BYTES
             case _:
                 return _SMALL_ANSWER_BYTES
@@ -352,11 +332,8 @@ class Outbox:
         self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]
 
 
-def kind_of(request: Request) -> Literal["query", "train", "evaluate"]:
-    match request:
-        case Train():
-            return "train"
-        case EvaluateModel():
-            return "evaluate"
-        case _:
-            return "query"
+_KINDS: dict[type, Literal["train", "evaluate"]] = {protocol.Train: "train", protocol.EvaluateModel: "evaluate"}
+
+
+def kind_of(request: protocol.Request) -> Literal["query", "train", "evaluate"]:
+    return _KINDS.get(type(request), "query")

@@ -86,9 +86,9 @@ class Batches(ABC):
     def begin(self, walk: Iterator[Piece], count: int) -> None:  # noqa: B027  # most read nothing ahead
         """Announce the next ``count`` pieces of ``walk``; pieces after these may be requested as well."""
 
-    @abstractmethod
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         """Convert sample numbers, int64 [n], to the tensor that `take` expects."""
+        return torch.from_numpy(rows)
 
     @abstractmethod
     def take(self, rows: Tensor) -> Batch:
@@ -106,36 +106,38 @@ class TensorBatches(Batches):
         return len(self._tensors[0])
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(rows).to(self._device)
+        return super().place(rows).to(self._device)
 
     def take(self, rows: Tensor) -> Batch:
         return [tensor.index_select(0, rows) for tensor in self._tensors]
 
 
-class SampleReader:
-    """Reader of a map-style data set in the training process, between two steps."""
+class CollatedBatches(Batches):
+    """Batches of a map-style data set that this process reads between two steps, and that move to the device one at a
+    time, pinned ones while the device computes.
+    """
 
-    def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
-        self._dataset = dataset
-        self._collate = collate
+    def __init__(self, dataset: Dataset[Any], device: torch.device, collate: Collate) -> None:
+        self._dataset, self._device, self._collate = dataset, device, collate
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # torch declares no __len__ for map-style data
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None: ...
+    def take(self, rows: Tensor) -> Batch:
+        return moved(self._read(rows), self._device)
 
-    def read(self, rows: Tensor) -> Batch:
+    def _read(self, rows: Tensor) -> Batch:
         return fetch(self._dataset, rows.tolist(), self._collate)
 
 
-class WorkersReader(SampleReader):
-    """Reader with worker processes, at least one, that read ahead, into ``pinned`` memory if wanted. When memory limits
-    split an announced batch into smaller pieces, this process reads the pieces itself.
+class WorkersBatches(CollatedBatches):
+    """Batches that worker processes, at least one, read ahead, for a GPU into pinned memory. When memory limits split
+    an announced batch into smaller pieces, this process reads the pieces itself.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate: Collate, workers: int, *, pinned: bool) -> None:
-        super().__init__(dataset, collate)
-        options = {"num_workers": workers, "collate_fn": collate, "pin_memory": pinned}
+    def __init__(self, dataset: Dataset[Any], device: torch.device, collate: Collate, workers: int) -> None:
+        super().__init__(dataset, device, collate)
+        options = {"num_workers": workers, "collate_fn": collate, "pin_memory": device.type == "cuda"}
         self._loader: LastingLoader[Batch] = LastingLoader(dataset, options)
         self._batches: Iterator[Batch] = iter(())
         self._pieces: Iterator[Piece] = iter(())
@@ -147,31 +149,11 @@ class WorkersReader(SampleReader):
         self._pieces = islice(here, count)
         self._next = next(self._pieces, None)
 
-    def read(self, rows: Tensor) -> Batch:
+    def _read(self, rows: Tensor) -> Batch:
         if self._next is None or rows.tolist() != self._next.rows:
-            return super().read(rows)
+            return super()._read(rows)
         self._next = next(self._pieces, None)
         return next(self._batches)
-
-
-class CollatedBatches(Batches):
-    """Batches that a reader reads and that move to the device one at a time, pinned ones while the device computes."""
-
-    def __init__(self, reader: SampleReader, device: torch.device) -> None:
-        self._reader = reader
-        self._device = device
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def begin(self, walk: Iterator[Piece], count: int) -> None:
-        self._reader.begin(walk, count)
-
-    def place(self, rows: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(rows)
-
-    def take(self, rows: Tensor) -> Batch:
-        return moved(self._reader.read(rows), self._device)
 
 
 def batches_of(
@@ -182,10 +164,9 @@ def batches_of(
     """
     if type(dataset) is TensorDataset and collate is default_collate:
         return TensorBatches(dataset, device)
-    reader = SampleReader(dataset, collate)
     if workers:
-        reader = WorkersReader(dataset, collate, workers, pinned=device.type == "cuda")
-    return CollatedBatches(reader, device)
+        return WorkersBatches(dataset, device, collate, workers)
+    return CollatedBatches(dataset, device, collate)
 
 
 def hand_over_by_value() -> None:

@@ -1,16 +1,20 @@
-"""Training loop for tasks that define model, data and loss; the strategy file names the optimizer."""
+"""Training loop for tasks that define model, data and loss, with checks of a task before training.
+
+Each error of a check says in one line what to write instead. The strategy file names the optimizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from fedsync.client.lasting import Piece
 from fedsync.common.errors import ConfigError
@@ -18,15 +22,14 @@ from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
-from fedsync.tasks.task_protocol import SiloSlot, Task, label_sums
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task, label_sums
 from fedsync.train.batches import BatchCap, Batches, Sampler, batches_of
-from fedsync.train.check_task import FEW, check_data, check_task
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss
 from fedsync.train.machine import device as devices
-from fedsync.train.machine.device import Precision, resolve
+from fedsync.train.machine.device import Precision, is_out_of_memory, resolve
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
-from fedsync.train.weights import Weights, build_model, initial_model
+from fedsync.train.weights import TaskModel, Weights, build_model
 
 _EVALUATION_BATCH, _BY_WORKERS = 512, 64
 """Samples per evaluation batch; smaller with loader workers, so that several workers get a share."""
@@ -91,7 +94,7 @@ class Trainer(LocalTrainer):
         return self._splits[Split.VALIDATION] is not self._splits[Split.TEST]
 
     def initial_model(self) -> Vector:
-        return initial_model(self._task, self._slot.seed, self._run)[0]
+        return TaskModel(self._task, self._slot.seed, self._run).initial()
 
     def _recall(self, cursor: Cursor) -> None:
         if cursor.private or not self._parts.plain:
@@ -172,8 +175,10 @@ class Trainer(LocalTrainer):
         while True:
             loss = self._gradients(rows)
             self._precision.unscale(self._optimizer)
-            if base:
-                self._hold_back(base)
+            # The gradient of ``mu / 2 * |w - base|^2`` (FedProx, Li et al. 2020, arXiv:1812.06127, equation 2).
+            for parameter, start in zip(self._parameters, base, strict=False):
+                if parameter.grad is not None:  # a parameter without a gradient has not moved
+                    parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
             if self._options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self._options.clip_norm)
             for parameter, correction in self._corrections:
@@ -188,12 +193,6 @@ class Trainer(LocalTrainer):
             parameter.grad = None
         losses = self._cap.work_off(rows, self._backward, self._reset)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-
-    def _hold_back(self, base: list[Tensor]) -> None:
-        """Add the gradient of ``mu / 2 * |w - base|^2`` (FedProx, Li et al. 2020, arXiv:1812.06127, equation 2)."""
-        for parameter, start in zip(self._parameters, base, strict=True):
-            if parameter.grad is not None:  # a parameter without a gradient has not moved
-                parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
 
     def _backward(self, rows: Tensor, share: float) -> Tensor:
         batch = self._samples.take(rows)
@@ -268,3 +267,78 @@ def check_loss(loss: object) -> None:
     if loss.numel() != 1:
         problem = f"the loss has the shape {tuple(loss.shape)}"
         raise ConfigError(place, problem, "Return a scalar: the mean over the batch")
+
+
+FEW = 2
+
+
+def check_data(data: object) -> SiloData:
+    """Raise `ConfigError` unless ``data`` is `SiloData` of map-style data sets."""
+    place = "task, data(slot)"
+    if not isinstance(data, SiloData):
+        raise ConfigError(place, f"it returned {type(data).__name__}", "Return SiloData(train=..., test=...)")
+    splits = {"train": data.train, "test": data.test, "validation": data.validation}
+    for name, dataset in splits.items():
+        if name == "validation" and dataset is None:
+            continue
+        if isinstance(dataset, DataLoader):
+            problem = f"{name} is a DataLoader, and batches are the order's"
+            remedy = f"Return SiloData({name}=loader.dataset, ...); local.workers and collate do the rest"
+            raise ConfigError(place, problem, remedy)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            problem = f"{name} is a {type(dataset).__name__}, which has no length or no samples by number"
+            raise ConfigError(place, problem, "Return a map-style data set: len(dataset) and dataset[i]")
+    return data
+
+
+def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches) -> None:
+    """Try a task's functions on a few samples; the caller seeds torch.
+
+    Raises `ConfigError` if a default function cannot read the batches, or if the score is not a pair of sums.
+    """
+    _check_batch(task, samples.take(samples.place(np.arange(1))))
+    few = np.arange(min(FEW, len(held_out)))
+    if len(few) and (type(task).score is not Task.score or type(task).assess is not Task.assess):
+        model.eval()
+        try:
+            with torch.no_grad():
+                _check_score(task, model, *(held_out.take(held_out.place(rows)) for rows in (few, np.tile(few, 2))))
+        except (RuntimeError, MemoryError) as error:
+            # Not an error: evaluation falls back to smaller pieces.
+            if not is_out_of_memory(error):
+                raise
+
+
+def _check_batch(task: Task, batch: Any) -> None:
+    if isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+        return
+    kind = type(task)
+    reads = {"loss": kind.loss is Task.loss, "score": kind.score is Task.score and kind.predict is Task.predict}
+    defaults = [name for name, is_default in reads.items() if is_default]
+    if defaults:
+        found = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else _shape(batch)
+        problem = f"a batch is {found}, and the default {defaults[0]} wants inputs and labels"
+        remedy = f"Write {' and '.join(defaults)}, which get a batch as it is, or a collate(samples)"
+        raise ConfigError(f"task, {defaults[0]}", problem, remedy)
+
+
+def _check_score(task: Task, model: nn.Module, batch: Any, twice: Any) -> None:
+    """Raise `ConfigError` if a score is no pair of sums; ``twice`` has the samples of ``batch`` twice."""
+    place = "task, score"
+    pair = task.score(model, batch)
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
+        problem = f"it returned {_shape(pair)}"
+        raise ConfigError(place, problem, "Return two scalar tensors, the summed loss and the number correct")
+    for name, once, more in zip(("loss", "number correct"), pair, task.score(model, twice), strict=True):
+        if once.numel() != 1:
+            problem = f"the {name} has the shape {tuple(once.shape)}"
+            raise ConfigError(place, problem, "Return a scalar: sum it over the batch")
+        if once.item() and torch.isclose(once.double(), more.double(), rtol=1e-4, atol=0.0):
+            problem = f"the {name} of a batch is that of half the batch, so it is a mean"
+            raise ConfigError(place, problem, 'Return sums over the batch, as with reduction="sum"')
+
+
+def _shape(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}: {', '.join(type(part).__name__ for part in value)}"
+    return f"a {type(value).__name__}"

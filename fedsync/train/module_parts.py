@@ -57,11 +57,7 @@ class FrozenTensors:
         self._buffers = {name: state[name].detach().clone() for name in names if name not in self._parameters}
         self._digests = {name: _digest(name, state[name]) for name in names}
         self._marks = {name: _mark(state[name]) for name in self._parameters}
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of names, types, shapes and values; empty if no tensor is frozen."""
-        return _digest_of_all(self._digests.values())
+        self.digest = _digest_of_all(self._digests.values())
 
     def restore(self) -> None:
         """Set buffers to their first values; `ConfigError`, as `check`, if an earlier order changed a parameter."""
@@ -93,10 +89,7 @@ class ModelParts:
         self._frozen = FrozenTensors(module, parts.frozen)
         self.plain = not (parts.private or parts.frozen)
         """Whether all tensors travel, so that nothing needs to be kept or restored."""
-
-    @property
-    def frozen_digest(self) -> bytes:
-        return self._frozen.digest
+        self.frozen_digest = self._frozen.digest
 
     def restore(self, kept: bytes = b"") -> None:
         self._private.restore(kept)

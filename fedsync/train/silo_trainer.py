@@ -117,21 +117,11 @@ _LARGEST = np.float32(2.0**24)
 """Upper bound for the values of an update."""
 
 
-class Estimating(Protocol):
-    """Trainer as far as an estimate needs it; see `SiloTrainer`."""
-
-    @property
-    def facts(self) -> TrainerFacts: ...
-
-    def initial_model(self) -> Vector: ...
-
-    def run(self, order: WorkOrder, base: Vector, cursor: Cursor) -> Outcome: ...
-
-
 def likely_update(
-    trainer: Estimating, batch_size: int, steps: int, learning_rate: float, seed: int
+    trainer: SiloTrainer, begins: Callable[[WorkOrder], None], batch_size: int, steps: int, rate: float, seed: int
 ) -> tuple[Vector, int, int]:
-    """Estimate a first update: do a few steps and scale the result up to all steps of an order.
+    """Estimate a first update: do a few steps and scale the result up to all steps of an order. ``begins`` is called
+    before them; ``rate`` is the learning rate.
 
     Steps partly cancel each other, so the estimate is rather too large than too small. If the steps diverge, it is the
     upper bound: the person who chose the learning rate must not learn about the data from the greeting. Returns the
@@ -142,13 +132,14 @@ def likely_update(
         update_id="",
         base_version=0,
         round=0,
-        batch_size=min(batch_size, trainer.facts.examples),
+        batch_size=batch_size,
         max_steps=count,
-        learning_rate=learning_rate,
+        learning_rate=rate,
         seed=seed,
         evaluate=False,
     )
     try:
+        begins(order)
         update = trainer.run(order, trainer.initial_model(), Cursor()).update
     except UserCodeError:
         # The first real order will fail in the same way and report the error.

@@ -138,12 +138,6 @@ def build_model(task: Task, seed: int) -> nn.Module:
         return task.model()
 
 
-def initial_model(task: Task, seed: int, run: PartPatterns = UNSAID) -> tuple[Vector, Layout]:
-    """Shared part of the untrained model, float32 [layout.size], and its layout; raises as `TaskModel`."""
-    built = TaskModel(task, seed, run)
-    return built.initial(), built.layout
-
-
 def model_digest(path: Path) -> str:
     """SHA-256, hexadecimal, of a state dict's tensors: float32, little-endian, in its order; tied weights only once."""
     tensors = {tensor.data_ptr(): tensor for tensor in read_state(path).values()}  # tied weights travel once
@@ -231,6 +225,7 @@ class TaskModel:
         self.layout, self.ties = self._weights.layout, self._weights.ties
 
     def initial(self) -> Vector:
+        """Shared part of the untrained model, float32 [layout.size]."""
         return self._weights.read()
 
     @property

@@ -115,7 +115,7 @@ def test_a_roster_of_the_server_s_making_isolates_nobody(kept: tuple[str, ...], 
     federation = make(5, cipher=MASKED)
     beginning(federation)
     for name in set(federation.names) - set(kept):
-        federation.aggregator._announcements.leave(name)
+        del federation.aggregator._announcements.here[name]
     federation.aggregator._announcements.renew()
     federation.aggregator._made.clear()
     if ids := upload(federation, kept):

@@ -153,7 +153,7 @@ def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(t
 def test_only_some_layers_are_sealed(tmp_path: Path) -> None:
     chosen = plan(only=("head.*",))
     assert chosen.sealed.names == ("head.weight",)
-    assert chosen.share == 600 / LAYOUT.size
+    assert (chosen.sealed.size, chosen.layout.size) == (600, LAYOUT.size)
     federation = Federation(chosen, tmp_path, THREE)
     federation.begin("a", 0)
     update = change(5)

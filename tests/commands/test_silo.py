@@ -13,7 +13,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.silo.owner.lockout import COUNT, Lockout
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
-from fedsync.train.weights import TaskModel, initial_model
+from fedsync.train.weights import TaskModel
 from tests.commands.call import call
 
 
@@ -57,7 +57,7 @@ def test_a_silo_without_keys_has_nothing_to_unlock(tmp_path: Path) -> None:
 
 def test_the_digest_is_that_of_the_values_that_travel(tmp_path: Path) -> None:
     task = DigitsTask(Iid(), 0.2)
-    vector, _ = initial_model(task, 7)
+    vector = TaskModel(task, 7).initial()
     TaskModel(task, 7).save_model(tmp_path / "model.pt", vector)
     expected = hashlib.sha256(np.ascontiguousarray(vector, dtype="<f4").tobytes()).hexdigest()
     assert call("silo", "digest", tmp_path / "model.pt").strip() == expected

@@ -21,7 +21,7 @@ from fedsync.model.transfer import VersionMismatch
 from fedsync.silo.owner.key_lookup import KEYS
 from fedsync.silo.protocol import COPY, EvaluateModel, Hello, Question, Request, Train
 from fedsync.train.loop import Trainer
-from fedsync.train.weights import initial_model
+from fedsync.train.weights import TaskModel
 from tests.e2e.deployed import SMALL
 from tests.flower.cut_off_runs import SILOS, TIMING, named_silos, with_keys
 from tests.flower.grid import Answer, DirectGrid, asked, changing, honest, keep_state, saying, trainers, unless
@@ -66,7 +66,7 @@ def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
     _, [plain] = _start(tmp_path / "plain", monkeypatch, "fedavg")
     assert len(models) == 3
     _all_are_one(models)
-    moved = np.abs(plain - initial_model(StrategyConfig.load("fedavg", QUICK).task.build(), 7)[0])
+    moved = np.abs(plain - TaskModel(StrategyConfig.load("fedavg", QUICK).task.build(), 7).initial())
     assert np.abs(models[0] - plain).max() < moved.max() / 50
     assert summary["accuracy"] is not None
 
@@ -243,7 +243,7 @@ def test_no_number_that_a_silo_says_of_its_version_ends_a_run(
     assert summary["rounds"] == 2
     others = [model for model, silo in zip(models, trainers.values(), strict=True) if silo.name != "b"]
     _all_are_one(others)
-    moved = np.abs(others[0] - initial_model(StrategyConfig.load("fedavg", QUICK).task.build(), 7)[0])
+    moved = np.abs(others[0] - TaskModel(StrategyConfig.load("fedavg", QUICK).task.build(), 7).initial())
     assert moved.max() > 1e-3, "the others' updates have counted"
 
 

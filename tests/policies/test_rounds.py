@@ -16,7 +16,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder
 from fedsync.observe.replay import replay
 from fedsync.policies.rounds.settings_by_round import ByRound, Called, Cosine, Decay, FromRound, RoundHook, RoundPolicy
-from fedsync.silo.session.round_settings import check_settings
+from fedsync.silo.session.session import check_settings
 from fedsync.simulation.run import run_virtual
 
 ORDER = WorkOrder("a/1", 0, 1, 8, 4, 0.5, 7)

@@ -36,7 +36,7 @@ from fedsync.silo.session.liveness import HangWatch, StepSigns
 from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
 from fedsync.silo.session.trainer_folder import tenant
 from fedsync.train.guests.guest_code import line_of
-from fedsync.train.weights import initial_model
+from fedsync.train.weights import TaskModel
 
 LOOKS = int(liveness.UNWANTED_S / liveness.LOOK_S)
 
@@ -121,7 +121,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Any:
     file.write_text(TASK.format(patience=request.param))
     config = StrategyConfig.load("fedavg", [f"task={{kind: custom, file: {file}}}"])
     client = TrainerClient(Identity(RunSpec(seed=7, silos=1, task=config.task, local=config.local).dump(), 0, "a"))
-    client.model = initial_model(config.task.build(), 7)[0]  # type: ignore[attr-defined]
+    client.model = TaskModel(config.task.build(), 7).initial()  # type: ignore[attr-defined]
     yield client
     stop_trainers(state)
     shutil.rmtree(state)

@@ -43,7 +43,7 @@ from fedsync.silo.protocol import (
 from fedsync.silo.session import liveness, trainer_client
 from fedsync.silo.session.trainer_client import SHARED_MODULES, TrainerClient, stop_trainers, trainer_folder
 from fedsync.silo.session.trainer_folder import tenant
-from fedsync.train.weights import initial_model
+from fedsync.train.weights import TaskModel
 from tests.e2e.deployed import SMALL
 
 CONFIG = StrategyConfig.load("fedavg", [SMALL])
@@ -87,7 +87,7 @@ def _few_trainers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model() -> np.ndarray:
-    return initial_model(CONFIG.task.build(), 7)[0]
+    return TaskModel(CONFIG.task.build(), 7).initial()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fedsync.train import loop
 from fedsync.train.batches import Sampler
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions, optimizers
-from fedsync.train.weights import Weights, initial_model
+from fedsync.train.weights import TaskModel, Weights
 from tests.train.make import EXAMPLES, Clock, Dropping, TwoClasses, order, slot, trainer
 
 
@@ -121,7 +121,7 @@ def test_any_optimizer_begins_anew_with_each_order(kind: str, monkeypatch: pytes
 def test_silos_agree_on_the_initial_model_and_its_layout() -> None:
     first, second = trainer(index=0), trainer(index=1)
     np.testing.assert_array_equal(first.initial_model(), second.initial_model())
-    assert not np.array_equal(first.initial_model(), initial_model(TwoClasses(), seed=8)[0])
+    assert not np.array_equal(first.initial_model(), TaskModel(TwoClasses(), seed=8).initial())
     assert first.layout == second.layout
     assert first.layout.size == 4 * 8 + 8 + 8 * 2 + 2
     assert first.examples == EXAMPLES

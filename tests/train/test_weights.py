@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
-from fedsync.train.weights import TaskModel, Weights, initial_model, save_state, say_rounded
+from fedsync.train.weights import TaskModel, Weights, save_state, say_rounded
 from tests.memory import traced
 from tests.train.make import TwoClasses
 
@@ -107,12 +107,13 @@ def test_a_trained_parameter_that_the_state_dict_detaches_travels() -> None:
 
 def test_a_saved_model_loads_with_torch_alone(tmp_path: Path) -> None:
     task = TwoClasses()
-    vector, layout = initial_model(task, seed=7)
+    built = TaskModel(task, seed=7)
+    vector = built.initial()
     TaskModel(task, seed=8).save_model(tmp_path / "model.pt", vector)
     module = task.model()
     module.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     np.testing.assert_array_equal(Weights(module).read(), vector)
-    assert layout.names == tuple(module.state_dict())
+    assert built.layout.names == tuple(module.state_dict())
 
 
 class OnGpu(torch.Tensor):

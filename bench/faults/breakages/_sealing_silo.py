@@ -285,7 +285,7 @@ SILO: Changes = {
         ),
         (
             "an-update-is-sealed-without-its-masks",
-            "pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex",
+            "pipeline, annex = Serial(Masked(self._sealer, masks.mask)), masks.annex",
             "annex = masks.annex",
         ),
         (

@@ -236,8 +236,8 @@ _CHANGES: Changes = {
     "server/outbox.py": (
         (
             "another-order-is-halted",
-            "isinstance(self.request, Train) and self.request.order.update_id == update_id",
-            "isinstance(self.request, Train)",
+            "sent.order is not None and sent.order.update_id == update_id",
+            "sent.order is not None",
         ),
         (
             "an-order-is-sent-twice",
@@ -286,8 +286,8 @@ _CHANGES: Changes = {
         ),
         (
             "an-order-goes-to-another-silo",
-            "node, request = self._nodes.by_name[silo], Train(order, self._report_s)",
-            "node, request = next(iter(self._nodes.by_name.values())), Train(order, self._report_s)",
+            "node, request = self._nodes.by_name[silo], protocol.Train(order, self._report_s)",
+            "node, request = next(iter(self._nodes.by_name.values())), protocol.Train(order, self._report_s)",
         ),
         (
             "an-order-is-never-overdue",

@@ -77,7 +77,11 @@ _CHANGES: Changes = {
             "        if upload.writer != mine:\n            raise",
             "        if False:\n            raise",
         ),
-        ("a-damaged-update-counts", "    if found != digest:\n", "    if False:\n"),
+        (
+            "a-damaged-update-counts",
+            'upload.whole = upload.digest == request.headers.get("upload-sha256")',
+            "upload.whole = True",
+        ),
         (
             "what-came-before-the-line-broke-is-lost",
             "            try:\n                await _write(upload, mine, pieces)\n            finally:",
@@ -91,6 +95,7 @@ _CHANGES: Changes = {
         ("models-that-nobody-fetches-stay", "            (self._blobs / unused).unlink(missing_ok=True)\n", ""),
     ),
     "transport/hub/hub.py": (
+        ("a-model-goes-before-it-is-fetched", "keep({*digests, *self._sessions.blobs})", "keep(digests)"),
         (
             "a-head-without-end-keeps-its-connection",
             "if time.monotonic() - self._busy_s > (QUIET_S",
@@ -178,11 +183,6 @@ _CHANGES: Changes = {
             "if False and silo not in here",
         ),
         ("each-silo-has-its-model-laid-down-anew", "if id(payload) not in self._published:", "if True:"),
-        (
-            "a-model-goes-before-it-is-fetched",
-            " | self._hub.asked_blobs())",
-            ")",
-        ),
         (
             "what-waits-at-the-hub-is-asked-for-again",
             "return self._asked.intersection(names)",

@@ -66,7 +66,7 @@ _CHANGES: Changes = {
         ),
         (
             "an-order-that-is-superseded-trains-to-its-end",
-            "                before.give_up()\n",
+            "                before.given_up = True\n                before.halt.set()\n",
             "                pass\n",
         ),
         ("a-silo-trains-two-orders-at-once", "                job.before.over.wait()\n", "                pass\n"),

@@ -118,7 +118,7 @@ class QuantizationGrid:
             yield self._packed(header, integers, chunk), clipped
 
     def pack(self, header: Slots, integers: Integers) -> Iterator[Slots]:
-        """Pack quantised values, int32 [layout.size], a few chunks at a time; yields as `encode`."""
+        """Pack quantised values, int32 [layout.size] or fewer, then zeros, a few chunks at a time, as `encode`."""
         for chunk, start, stop in self._groups():
             part = np.zeros(stop - start, dtype=np.int32)
             here = integers[start:stop]
@@ -139,12 +139,6 @@ class QuantizationGrid:
         arrived, encoded = np.zeros_like(values), self.encode(np.zeros(self.head, np.int64), values, factor, rng)
         self.decode((slots for slots, _ in encoded), 1 / factor, arrived, updates=1)
         return arrived
-
-    def header_only(self, header: Slots) -> Slots:
-        """Make a chunk with the header and no values, int64 [1, 4096]."""
-        slots = np.zeros((1, SLOTS), dtype=np.int64)
-        slots[0, : self.head] = header
-        return slots
 
     def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
         """Unpack a sum of ``updates`` updates and add its numbers to ``out``, float32 [layout.size], in place.

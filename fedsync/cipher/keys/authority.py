@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedsync.cipher.keys.key_files import Epoch, Name, Record, Secret, SecretContext, read_record, write_record
-from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring, read_bundle
+from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_announcement, read_server_file, server_file, wrap
 from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, SiloKeys, hkdf, verification_key
 from fedsync.common.errors import ConfigError
@@ -220,7 +220,7 @@ def emulated_keys(
         authority = open_authority(home)
     for name, path in silos.items():
         if not (path / GROUP_FILE).exists() or open_ring(path).group.epoch < authority.epoch:
-            accept(path, read_bundle(out / f"{name}.bundle"), authority.public)
+            accept(path, (out / f"{name}.bundle").read_bytes(), authority.public)
     server = read_server_file(server_path.read_bytes(), str(server_path), authority.public)
     return EmulatedKeys(server, server_path, silos)
 

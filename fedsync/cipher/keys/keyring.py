@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedsync.cipher.keys.key_files import Epoch, Key, Name, Record, Secret, SecretContext, read_record, write_record
-from fedsync.cipher.keys.keywrap import MAX_BUNDLE_BYTES, unwrap
+from fedsync.cipher.keys.keywrap import unwrap
 from fedsync.cipher.keys.material import GroupKey, PublicKeys, SiloKeys
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder
@@ -107,11 +107,3 @@ def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> G
     named = {name: getattr(group, name) for name in _GroupRecord.model_fields if name != "kind"}
     write_record(folder / GROUP_FILE, _GroupRecord(**named))
     return group
-
-
-def read_bundle(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BUNDLE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}", "Check the path") from None

@@ -145,8 +145,12 @@ def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int =
     if header.epoch <= held_epoch:
         detail = f"the bundle has epoch {header.epoch}, but this silo already has epoch {held_epoch}"
         raise ProtocolError(_SENDER, "epoch", detail)
-    secret = _open(own, public, body, head)
-    if secret is None:
+    try:
+        shared = X25519PrivateKey.from_private_bytes(own.exchange).exchange(X25519PublicKey.from_public_bytes(public))
+        secret = _cipher(shared, public, own.public.exchange, head).decrypt(_NONCE, body, head)
+    except (InvalidTag, ValueError):
+        secret = b""
+    if len(secret) <= KEY_BYTES:
         raise ProtocolError(_SENDER, "wrapping", "the secret cannot be decrypted with this silo's key")
     group = GroupKey(header.epoch, secret[KEY_BYTES:], secret[:KEY_BYTES], members, administrator)
     if group.fingerprint != header.fingerprint:
@@ -165,15 +169,6 @@ def _signed_part(bundle: bytes, administrator: bytes) -> bytes:
     if not is_signed(administrator, _BUNDLE, message, signature):
         raise ProtocolError(_SENDER, "signature", "the bundle was changed or truncated in transit")
     return message
-
-
-def _open(own: SiloKeys, public: bytes, body: bytes, header: bytes) -> bytes | None:
-    try:
-        shared = X25519PrivateKey.from_private_bytes(own.exchange).exchange(X25519PublicKey.from_public_bytes(public))
-        secret = _cipher(shared, public, own.public.exchange, header).decrypt(_NONCE, body, header)
-    except (InvalidTag, ValueError):
-        return None
-    return secret if len(secret) > KEY_BYTES else None
 
 
 def _cipher(shared: bytes, ephemeral: bytes, recipient: bytes, header: bytes) -> AESGCM:

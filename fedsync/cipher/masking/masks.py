@@ -23,14 +23,14 @@ Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preservi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedsync.cipher.encoding.fields import annex_digest, pack, pack_named, unpack, unpack_named
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.masking.annex import Annex, Seeds
-from fedsync.cipher.masking.mask_round import MaskRound, masked
+from fedsync.cipher.masking.mask_round import masked
 from fedsync.cipher.suites.suite import Member, Sealer, Words
-from fedsync.common.errors import SERVER, PolicyError, ProtocolError
+from fedsync.common.errors import SERVER, ProtocolError
 
 
 class Unmasker:
@@ -76,17 +76,13 @@ def own_seeds(opening: bytes) -> dict[str, bytes]:
 
 
 class Masked:
-    """Sealer that masks before sealing with ``round``, and unmasks after opening with ``unmasker``."""
+    """Sealer with masks: ``change`` is `MaskRound.mask` for what it seals, or `Unmasker.unmask` for what it opens."""
 
-    def __init__(self, inner: Sealer, round: MaskRound | None = None, unmasker: Unmasker | None = None) -> None:
-        self._inner, self._round, self._unmasker = inner, round, unmasker
+    def __init__(self, inner: Sealer, change: Callable[[Slots, int], Slots]) -> None:
+        self._inner, self._change = inner, change
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        if self._round is None:
-            raise PolicyError("masked sealing needs a round")
-        return self._inner.seal(self._round.mask(slots, first), member, first)
+        return self._inner.seal(self._change(slots, first), member, first)
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
-        if self._unmasker is None:
-            raise PolicyError("decrypting a masked sum needs the survivors' reveals")
-        return self._unmasker.unmask(self._inner.open(words, members, first, sender), first)
+        return self._change(self._inner.open(words, members, first, sender), first)

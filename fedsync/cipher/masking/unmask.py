@@ -185,9 +185,6 @@ class Announcements:
             raise ProtocolError(silo, "announcement", detail)
         self.here[silo] = announcement
 
-    def leave(self, silo: str) -> None:
-        self.here.pop(silo, None)
-
     def renew(self) -> None:
         self._fixed = None
 

@@ -141,7 +141,7 @@ class EncryptedAggregator:
         self._announcements.put(silo, data)
 
     def leave(self, silo: str) -> None:
-        self._announcements.leave(silo)
+        self._announcements.here.pop(silo, None)
         self.give_up(silo)
 
     def holds(self, silo: str, version: int) -> None:

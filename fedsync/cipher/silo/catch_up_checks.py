@@ -53,14 +53,6 @@ class ReadLink:
         return tuple((entry.version, entry.content) for entry in self.entries)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadCatchUp:
-    """Verified catch-up; ``calibration`` is present where it begins with version 0."""
-
-    calibration: Authentic | None
-    links: tuple[ReadLink, ...]
-
-
 class CatchUpReader:
     """Reader of catch-ups in the run with digest R (``run``)."""
 
@@ -69,10 +61,12 @@ class CatchUpReader:
         # Silos that may lie: of two silos nobody can say which lies.
         self._lying = min(plan.colluding, (len(ring.group.members) - 1) // 2)
 
-    def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
+    def read(
+        self, received: CatchUp, base: ReplicaState | None, author: str | None = None
+    ) -> tuple[Authentic | None, tuple[ReadLink, ...]]:
         """Verify that silos sealed the whole catch-up; nothing is opened. `ProtocolError` if a part fails a check.
         ``base`` is the state that the catch-up continues, None for version 0. ``author`` made the snapshot that
-        ``base`` is from.
+        ``base`` is from. Return the calibration, if the catch-up begins with version 0, and the links.
         """
         decoded = None if base is not None else self._calibration(received.calibration)
         sums = [
@@ -90,18 +84,17 @@ class CatchUpReader:
                 detail = f"{', '.join(others)} mean another run: another specification, name or key epoch"
                 raise SpoiledSum(SERVER, "chain", detail)
         self._place(links, base)
-        read = ReadCatchUp(calibration, links)
-        self.check_claims(read, {} if base is None else base.history.known(), base, author)
-        return read
+        self.check_claims(links, {} if base is None else base.history.known(), base, author)
+        return calibration, links
 
     def check_claims(
-        self, read: ReadCatchUp, known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
+        self, links: Sequence[ReadLink], known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
     ) -> None:
         """Check that others have the same past, and that enough silos attest a snapshot: its author may lie. ``known``
         are D of the versions that the silo has reached; other arguments are as for `read`. Raise `SpoiledSum` if a
         check fails.
         """
-        added = [entry for link in read.links if link.kind is LinkKind.ADD for entry in link.entries]
+        added = [entry for link in links if link.kind is LinkKind.ADD for entry in link.entries]
         alike = alike_members([member for entry in added for member in entry.members], known, self._lying)
         if base is None or author is None:
             return

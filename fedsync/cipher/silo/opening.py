@@ -232,7 +232,7 @@ class Opener:
         grids = state.scales.grids(plan, self._ring.group)
         sealer, pipeline = self._sealer, self._pipeline
         if entry.unmasker is not None:
-            sealer = Masked(self._sealer, unmasker=entry.unmasker)
+            sealer = Masked(self._sealer, entry.unmasker.unmask)
             pipeline = Serial(sealer)
         tallies: dict[int, Tally] = {}
         for index in chosen:
@@ -309,12 +309,12 @@ def model_of(
     whole = catch_up.decode(received)
     if whole.start is not Start.HELD or whole.base != -1:
         raise ProtocolError(SERVER, "catch-up", "it does not begin with the first version")
-    read = reader.read(whole, None)
-    if read.calibration is None:
+    calibration, links = reader.read(whole, None)
+    if calibration is None:
         raise ProtocolError(SERVER, "catch-up", "it has no calibration")
     opener = Opener(plan, ring, sealer, Serial(sealer))
-    state = opener.begin(read.calibration, first, digest)
-    for link in read.links:
+    state = opener.begin(calibration, first, digest)
+    for link in links:
         state, _ = opener.follow(state, link)
-    reader.check_claims(read, state.history.known(), None, None)
+    reader.check_claims(links, state.history.known(), None, None)
     return state.model

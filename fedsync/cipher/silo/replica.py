@@ -177,7 +177,8 @@ class EncryptedReplica:
         votes = self._plan.first_exponents if self._votes is None else self._votes
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
-        slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.header))
+        header = tally.build(Contribution(1, votes), self._plan.cap, self._plan.header)
+        slots = next(first.pack(header, np.zeros(0, np.int32)))  # a chunk without values
         annex = b"" if self._masking is None else self._masking.announcement
         head, signing = self._head(member, first, 1, annex=annex), self._ring.own.signing
         parts = seal_pieces(head, [slots], Serial(self._sealer), self._authenticator, signing)
@@ -209,7 +210,7 @@ class EncryptedReplica:
             counts = report.samples if weighting.by == "samples" else 1
             work = WorkDone.of(order, report, counts * report.steps)
             masks = self._masking.begin(order, chain, self._attempt, self._roster, work, plan.work_ratio)
-            pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
+            pipeline, annex = Serial(Masked(self._sealer, masks.mask)), masks.annex
         clipped = 0
 
         def portions() -> Iterator[Slots]:
@@ -233,18 +234,17 @@ class EncryptedReplica:
         return message
 
     def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float | None, Question]:
-        subject = order.subject, order.split
         if not self._plan.seal_metrics:
             return None, None, ROUNDS
-        if not order.evaluate or not self._asked.admits(order, self._evaluated_model(order)):
+        if not order.evaluate:
+            return None, report.loss, ROUNDS
+        model = order.update_id if order.subject.own else digest(self._state.model).hex()
+        if order.subject is Subject.BEST and self.best is not None:
+            model = self.best.digest
+        if not self._asked.admits(order, model):
             return None, report.loss, ROUNDS
         found = countable(self._ring.own.name, report.evaluation, self._plan.statistics)
-        return found, report.loss, subject
-
-    def _evaluated_model(self, order: WorkOrder) -> str:
-        if order.subject is Subject.BEST and self.best is not None:
-            return self.best.digest
-        return order.update_id if order.subject.own else digest(self._state.model).hex()
+        return found, report.loss, (order.subject, order.split)
 
     @property
     def owed(self) -> None: ...
@@ -342,22 +342,22 @@ class EncryptedReplica:
         if received.version < newest:
             detail = f"it leads to version {received.version}, but this silo was already at {newest}"
             raise ProtocolError(SERVER, "version", detail)
-        read = self._reader.read(received, base, author)
+        calibration, links = self._reader.read(received, base, author)
         # Everything was verified as sealed by silos: now it may be opened.
         state = base
         if state is None:
-            if read.calibration is None:
+            if calibration is None:
                 raise PolicyError("a catch-up from the beginning was read without its calibration")
-            state = self._opener.begin(read.calibration, self._first_model(received), self._run)
+            state = self._opener.begin(calibration, self._first_model(received), self._run)
         known = state.history.known()
         check_alike(known, followed)
         pooled: list[PooledFigures] = []
-        for link in read.links:
+        for link in links:
             state, figures = self._opener.follow(state, link)
             known[state.version] = state.history.chains[-1]
             check_alike({state.version: known[state.version]}, followed)
             pooled += [] if figures is None else [figures]
-        self._reader.check_claims(read, known, base, author)
+        self._reader.check_claims(links, known, base, author)
         return state, tuple(pooled)
 
     def _base(self, received: CatchUp) -> tuple[ReplicaState | None, str | None]:

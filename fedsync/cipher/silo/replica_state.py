@@ -276,7 +276,14 @@ class ReplicaState:
 def _scales(about: Mapping[str, Any], header: HeaderForm) -> Scales:
     exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
     voters = {str(name): int(count) for name, count in about["voters"].items()}
-    votes = None if about["votes"] is None else _tally(about["votes"], header)
+    votes: Tally | None = None
+    if about["votes"] is not None:
+        count, voted, counters = int(about["votes"][0]), about["votes"][1], np.array(about["votes"][2], dtype=np.int64)
+        if voted != header.tensors or counters.shape != (header.groups, BINS) or (counters < 0).any():
+            raise ValueError(f"votes for {header.tensors} tensors, {counters.shape}")
+        if (counters.sum(axis=1) != count).any():
+            raise ValueError(f"not {count} votes for each group of tensors")
+        votes = Tally(count, 0, 0.0, counters, header.tensors, 0, None)
     shown = tuple(int(e) for e in about["shown"])
     if not 1 <= len(exponents) <= MAX_GRIDS or any(len(one) != header.tensors for one in exponents):
         raise ValueError(f"{len(exponents)} grids, or of other tensors")
@@ -285,15 +292,6 @@ def _scales(about: Mapping[str, Any], header: HeaderForm) -> Scales:
     if any(not MIN_EXPONENT <= e <= MAX_EXPONENT for one in (*exponents, shown) for e in one):
         raise ValueError("exponents that no tensor can have")
     return Scales(exponents, int(about["count"]), voters, votes, shown)
-
-
-def _tally(votes: Any, header: HeaderForm) -> Tally:
-    count, voted, counters = int(votes[0]), votes[1], np.array(votes[2], dtype=np.int64)
-    if voted != header.tensors or counters.shape != (header.groups, BINS) or (counters < 0).any():
-        raise ValueError(f"votes for {header.tensors} tensors, {counters.shape}")
-    if (counters.sum(axis=1) != count).any():
-        raise ValueError(f"not {count} votes for each group of tensors")
-    return Tally(count, 0, 0.0, counters, header.tensors, 0, None)
 
 
 def _models(

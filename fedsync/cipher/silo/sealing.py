@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from fedsync.cipher.encoding.integrity import Authenticator
@@ -61,12 +60,7 @@ class Pool:
         self._begun = partial(ProcessPoolExecutor, processes, spawn, _begin, (kind, group))
         self._executor = self._begun()
 
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._executor.shutdown(cancel_futures=True)
 
     def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:

@@ -111,7 +111,7 @@ class Tracer:
             if consent is None:
                 return replace(found, faults=tuple(faults), unexamined="its owner has not consented to unmask it")
             try:
-                sealer = Masked(sealer, unmasker=self._unmasker(envelope, notice, consent))
+                sealer = Masked(sealer, self._unmasker(envelope, notice, consent).unmask)
             except ProtocolError:
                 why = "the seeds of its masks are missing, or others than it committed to"
                 return replace(found, faults=tuple(faults), unexamined=why)

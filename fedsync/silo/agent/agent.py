@@ -138,7 +138,9 @@ class AgentSession:
         self._changed.clear()
 
     def _begun(self) -> JoinedRun | None:
-        session, newer = _load(self._file), self._newer
+        session, newer = None, self._newer
+        with suppress(OSError, ValueError):
+            session = JoinedRun.load(self._file)
         if newer is not None and (session is None or _elsewhere(newer, session)):
             self._newer, session = None, replace(newer, secret=new_secret())
             session.save(self._file)  # before the hub knows the session, because its answer may be lost
@@ -225,13 +227,6 @@ class AgentSession:
                 there = map_file(path)
             self._used[path] = there
             return there
-
-
-def _load(path: Path) -> JoinedRun | None:
-    try:
-        return JoinedRun.load(path)
-    except (OSError, ValueError):
-        return None
 
 
 def _elsewhere(newer: JoinedRun, session: JoinedRun) -> bool:

@@ -164,13 +164,17 @@ def identify(spec: str, node: Config, run: Config = MappingProxyType({})) -> Ide
     value.
     """
     index, device = _number(node, "partition-id", int) or 0, node.get("device")
+    consent = str(node.get("resources", True)).strip().lower()
+    if consent not in (*_YES, *_NO):
+        problem = f"{node['resources']!r} is neither on nor off"
+        raise ConfigError("node configuration, resources", problem, "Write on or off")
     return Identity(
         spec=spec,
         index=index,
         name=str(node.get("silo-name", f"silo-{index}")),
         declared_speed=_number(node, "declared-speed", float),
         device=None if device is None else str(device),
-        resources=_consents(node.get("resources", True)),
+        resources=consent in _YES,
         node_config=json.dumps({key: node[key] for key in sorted(node.keys() - OWN_NODE_KEYS)}),
         run_config=run_config_text({key: run[key] for key in run.keys() - OWN_RUN_KEYS}),
     )
@@ -181,10 +185,3 @@ def _number(node: Config, key: str, kind: type[_Number]) -> _Number | None:
         return kind(node[key]) if key in node else None
     except (ValueError, OverflowError):
         raise ConfigError(f"node configuration, {key}", f"{node[key]!r} is no number", "Write a number") from None
-
-
-def _consents(value: bool | float | str) -> bool:
-    word = str(value).strip().lower()
-    if word not in (*_YES, *_NO):
-        raise ConfigError("node configuration, resources", f"{value!r} is neither on nor off", "Write on or off")
-    return word in _YES

@@ -68,12 +68,6 @@ class JoinedRun:
     app: str = ""
     secret: str = ""
 
-    def is_sound(self) -> bool:
-        texts = (self.join, self.ids, self.app, self.secret)
-        return (
-            all(isinstance(each, str) for each in texts) and isinstance(self.node, dict) and isinstance(self.run, dict)
-        )
-
     def save(self, path: Path) -> None:
         write_atomically(path, json.dumps(asdict(self)).encode(), OWNER_FILE)
 
@@ -112,7 +106,11 @@ def hand_over(state: Path, joined: JoinedRun) -> None:
     started: subprocess.Popen[bytes] | None = None
     while not touch(folder):
         if started is None or started.poll() is not None:
-            started = _start(folder)
+            try:
+                with (folder / LOG).open("ab") as output:
+                    started = start_apart([*INTERPRETER, MODULE, str(folder)], output)
+            except OSError as error:
+                raise RunError(f"no agent can be started in {folder}: {error.strerror}") from error
         if time.monotonic() > end_s:
             raise RunError(f"no agent answers in {folder}; see {folder / LOG}")
         time.sleep(_PAUSE_S)
@@ -135,8 +133,10 @@ def dropped(inbox: Path) -> dict[str, JoinedRun]:
     found, unfinished = dict[str, JoinedRun](), time.time() - _UNFINISHED_S
     with os.scandir(inbox) as entries:
         for entry in islice(entries, MOST_FILES):
-            if not entry.name.endswith(JOIN) and _is_young(entry, unfinished):
-                continue  # still being written
+            if not entry.name.endswith(JOIN):
+                with suppress(OSError):
+                    if unfinished < entry.stat(follow_symlinks=False).st_mtime <= time.time():
+                        continue  # still being written
             joined = _read(Path(entry.path)) if entry.name.endswith(JOIN) and len(found) < MOST_JOINS else None
             if joined is not None:
                 found[entry.name.removesuffix(JOIN)] = joined
@@ -144,18 +144,14 @@ def dropped(inbox: Path) -> dict[str, JoinedRun]:
     return found
 
 
-def _is_young(entry: os.DirEntry[str], since_s: float) -> bool:
-    with suppress(OSError):
-        return since_s < entry.stat(follow_symlinks=False).st_mtime <= time.time()
-    return False
-
-
 def _read(file: Path) -> JoinedRun | None:
     try:
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             text = opened.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""
         joined = JoinedRun(**json.loads(text)) if 0 < len(text) <= MOST_BYTES else None
-        if joined is None or not joined.is_sound():
+        if joined is None or not isinstance(joined.node, dict) or not isinstance(joined.run, dict):
+            return None
+        if not all(isinstance(each, str) for each in (joined.join, joined.ids, joined.app, joined.secret)):
             return None
         return joined if file.name == f"{name_of(Join.parse(joined.join))}{JOIN}" else None
     except (OSError, ValueError, TypeError, RecursionError, ProtocolError):
@@ -188,14 +184,6 @@ def stop_agent(state: Path) -> None:
     if touch(folder, QUIT):
         with taken(folder / LOCK, _STOP_S):
             pass
-
-
-def _start(folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / LOG).open("ab") as output:
-        try:
-            return start_apart([*INTERPRETER, MODULE, str(folder)], output)
-        except OSError as error:
-            raise RunError(f"no agent can be started in {folder}: {error.strerror}") from error
 
 
 _PYTHON = ("PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH")

@@ -19,14 +19,13 @@ handle messages import this module, so it imports little itself.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf
@@ -141,7 +140,8 @@ class Approvals:
             raise OwnerRefusal("approve", "this silo's owner has refused this run", remedy)
         if self._decided(_APPROVED, digest):
             return
-        self._wait(AskedRun(identity.spec, identity.run_config, _now()), digest)
+        now = datetime.now(UTC).isoformat(timespec="microseconds")
+        self._wait(AskedRun(identity.spec, identity.run_config, now), digest)
         problem = f"the run {digest} waits for the approval of this silo's owner"
         raise AwaitsApproval("approve", problem, "Read and approve it with `fedsync silo approve`")
 
@@ -198,13 +198,13 @@ class Approvals:
             path.unlink(missing_ok=True)
             return False
         if unused_s > _TOUCH_S:
-            with contextlib.suppress(OSError):  # a full disk must not void an approval
+            with suppress(OSError):  # a full disk must not void an approval
                 os.utime(path)
         return True
 
     def _wait(self, run: AskedRun, digest: str) -> None:
         path = self._folder / _WAITING / digest
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.utime(path)
             return
         if problem := unshowable(run):
@@ -223,7 +223,7 @@ class Approvals:
         found: list[tuple[float, Path]] = []
         for path in (self._folder / kind).glob("*"):
             if DIGEST.fullmatch(path.name):
-                with contextlib.suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime, path))
         return [path for _, path in sorted(found)]
 
@@ -242,7 +242,3 @@ class Approvals:
         lock = private_folder(self._folder) / _LOCK
         with writing(lock, "Check the folder and the disk"), taken(lock, inf):
             yield
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -100,9 +100,9 @@ class AuditLog:
     def _rotate(self) -> None:
         self._file, self._size = self._file + 1, 0
         surplus = audit_chain.log_files(self._folder)[: -(self._place.keep - 1) or None]
-        first = 0 if not surplus else _first_number(self._folder / file_name(surplus[-1][0] + 1))
-        if first:
-            self._write("pruned", {"first": first})
+        if surplus:
+            with (self._folder / file_name(surplus[-1][0] + 1)).open("rb") as file:
+                self._write("pruned", {"first": int(json.loads(file.readline(MOST_LINE))["n"])})
             for _, path in surplus:
                 path.unlink(missing_ok=True)
 
@@ -163,16 +163,12 @@ def _said(reply: str) -> dict[str, str | int]:
     kind = said["type"] if said["type"] in _REPLIES else ""
     if kind != "Refused":
         return {"said": kind}
-    code = protocol.Refusal(said["code"])
-    return {"said": kind, "code": code.value, "why": _why(code)[:_MOST_WORDS]}
-
-
-def _why(code: protocol.Refusal) -> str:
     from fedsync.silo.owner.refusals import last_refusals
 
-    root = os.environ.get(protocol.STATE)
+    code, root = protocol.Refusal(said["code"]), os.environ.get(protocol.STATE)
     notes = last_refusals(Path(root)) if root and code in _TELLING else ()
-    return next((note.reason for note in reversed(notes) if note.code is code), "")
+    why = next((note.reason for note in reversed(notes) if note.code is code), "")
+    return {"said": kind, "code": code.value, "why": why[:_MOST_WORDS]}
 
 
 def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:
@@ -190,8 +186,3 @@ def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:
         return (int(line["n"]), str(line["digest"])), len(torn)
     except (ValueError, KeyError, TypeError):
         raise AuditBroken(f"{path.name} ends in no line") from None
-
-
-def _first_number(path: Path) -> int:
-    with path.open("rb") as file:
-        return int(json.loads(file.readline(MOST_LINE))["n"])

@@ -104,7 +104,12 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
 def kept_runs(trainers: Path) -> list[KeptRun]:
     """Return the newest run first, and surveys of columns after all other runs: most of them precede a training."""
     found: dict[RunText, list[tuple[float, Path]]] = {}
-    for folder in _folders(trainers):
+    try:
+        folders = sorted(trainers.iterdir()) if trainers.exists() else []
+    except OSError as error:
+        remedy = "Run this as the user that runs `fedsync silo start`"
+        raise ConfigError(str(trainers), f"cannot be read: {error.strerror}", remedy) from error
+    for folder in folders:
         copy = folder / COPY
         try:
             text, at_s = Identity.load(folder).text, copy.stat().st_mtime
@@ -117,16 +122,6 @@ def kept_runs(trainers: Path) -> list[KeptRun]:
         name = str(json.loads(text.spec)["run"])
         runs.append(KeptRun(name, max(copies)[0], tuple(copy for _, copy in copies), text))
     return sorted(runs, key=lambda each: (not each.columns, each.at_s), reverse=True)
-
-
-def _folders(trainers: Path) -> list[Path]:
-    try:
-        return sorted(trainers.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        remedy = "Run this as the user that runs `fedsync silo start`"
-        raise ConfigError(str(trainers), f"cannot be read: {error.strerror}", remedy) from error
 
 
 def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:

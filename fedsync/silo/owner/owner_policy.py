@@ -86,6 +86,7 @@ class OwnerPolicy(Section):
 
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
+        budgets = config.privacy or {}
         return cls(
             seal=None if config.keys is None else config.seal or SealConfig(),
             data=config.paths,
@@ -97,7 +98,7 @@ class OwnerPolicy(Section):
             approvals=str(Path(config.state) / APPROVALS) if config.approve == "ask" else None,
             audit=audit_place(config),
             hub_hosts=config.trusted_hosts,
-            privacy=_budgets(config),
+            privacy={ALL_DATA: budgets} if isinstance(budgets, BudgetConfig) else budgets,
             ledgers=str(Path(config.state) / LEDGERS),
             **{name: getattr(config, name) for name in _AS_GIVEN},
         )
@@ -260,11 +261,6 @@ class OwnerPolicy(Section):
             raise OwnerRefusal("cipher.metrics", problem, remedy)
 
 
-def _budgets(config: SiloStartConfig) -> dict[str, BudgetConfig]:
-    given = config.privacy
-    return {ALL_DATA: given} if isinstance(given, BudgetConfig) else given or {}
-
-
 def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
     least = {
         "cipher.colluding": (plan.colluding, seal.colluding, "silos that may work with the server"),
@@ -330,7 +326,10 @@ class OrderCounts:
         with taken(self._file.with_suffix(".lock"), _LOCK_S) as got:
             if not got:
                 raise ConfigError(str(self._file), "another process holds the lock", "End other trainers of this silo")
-            known = {kind: self._recent(counts, minute) for kind, counts in self._load().items()}
+            known = {
+                kind: Counter({key: count for key, count in counts.items() if int(key) >= minute - _MINUTES})
+                for kind, counts in self._load().items()
+            }
             for kind in kinds:
                 counts = known.setdefault(kind, Counter())
                 if counts.total() >= self._most[kind]:
@@ -338,10 +337,6 @@ class OrderCounts:
                     raise LimitReached("limits", problem, f"Wait, or have the owner raise limits.{kind}_per_hour")
                 counts[str(minute)] += 1
             write_atomically(self._file, json.dumps(known).encode(), OWNER_FILE)
-
-    @staticmethod
-    def _recent(counts: Mapping[str, int], minute: int) -> Counter[str]:
-        return Counter({key: count for key, count in counts.items() if int(key) >= minute - _MINUTES})
 
     def _load(self) -> dict[str, dict[str, int]]:
         try:

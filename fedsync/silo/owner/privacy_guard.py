@@ -23,8 +23,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
-from fedsync.core.orders import Cursor, Evaluation, WorkOrder, WorkReport
-from fedsync.model.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.model.running_statistics import INSTEAD, statistics_of
 from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
@@ -34,7 +33,7 @@ from fedsync.silo.owner.privacy_ledger import LEDGERS, PrivacyLedger, PrivacyTal
 from fedsync.silo.protocol import Identity
 from fedsync.silo.session.session_extension import Judge, SessionExtension
 from fedsync.tasks.task_section import TaskSection
-from fedsync.train.silo_trainer import ESTIMATED, Estimating, Outcome, SiloTrainer, TrainerFacts
+from fedsync.train.silo_trainer import ESTIMATED, Outcome, SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
@@ -98,8 +97,9 @@ class PrivacyGuard(SessionExtension):
             ledger.check(self._asked(order, max(steps, 1)))
         return replace(order, max_steps=steps)
 
-    def estimating(self, trainer: Estimating) -> Estimating:
-        return AccountedTrainer(self)
+    def known(self, facts: TrainerFacts) -> TrainerFacts:
+        """Facts with the public number of rows: it sets the scale on which the silo seals, which other silos learn."""
+        return replace(facts, examples=self.settings.units)
 
     def estimated(self, order: WorkOrder) -> None:
         """Enter the silo's own order, from which the scale of updates is estimated; raises as `begins`."""
@@ -125,8 +125,11 @@ class PrivacyGuard(SessionExtension):
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
         if self.config.noise_multiplier is not None or self.whole is not None:
             return
-        plan = self._plan(batch_size, steps, orders, self.estimate if self.settings.noise is None else 0)
         now = self.settings
+        # The last evaluations: of the last version, and on the test split of it and the best.
+        scores, estimate = 3 if self.trainer.facts.validates else 1, self.estimate if now.noise is None else 0
+        score_noise = self.config.score_noise if self._scored() else None
+        plan = PrivacyPlan(orders, steps, batch_size, score_noise, scores, estimate)
         guess = None if now.noise is None else 1.01 * now.noise * now.rate(batch_size) / now.rate(self._aimed)
         noise = now.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
         for ledger in self.ledgers:
@@ -142,12 +145,6 @@ class PrivacyGuard(SessionExtension):
         if noise != self.settings.noise:
             self.settings, self._aimed = replace(self.settings, noise=noise), batch_size
             self.trainer.make_private(self.settings)
-
-    def _plan(self, batch_size: int, steps: int, orders: int, estimate: int) -> PrivacyPlan:
-        """Plan of orders and of the last evaluations: of the last version, and on the test split of it and the best."""
-        noise = self.config.score_noise if self._scored() else None
-        scores = 3 if self.trainer.facts.validates else 1
-        return PrivacyPlan(orders, steps, batch_size, noise, scores, estimate)
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         """Give back the releases that an order did not make; return its outcome as it may leave. Raises as `begins`."""
@@ -203,13 +200,13 @@ class PrivacyGuard(SessionExtension):
         for ledger in self.ledgers:
             ledger.enter(self.run, of, releases)
         if self.tally is not None:
-            self.tally.add(releases)
+            self.tally.count(releases)
 
     def _give_back(self, of: str, releases: Counter[Release]) -> None:
         for ledger in self.ledgers if releases else ():
             ledger.give_back(self.run, of, releases)
         if self.tally is not None:
-            self.tally.give_back(releases)
+            self.tally.count(releases, -1)
 
     def _told(self, found: Evaluation | None, of: str) -> Evaluation:
         """Return a score with noise, or nothing. A row adds at most one to the number of right predictions. If the
@@ -236,23 +233,6 @@ class PrivacyGuard(SessionExtension):
             report = WorkReport(report.base_version, report.steps, samples, float(report.steps), None)
         precision = self.settings.precision(order.batch_size, self.weighed_values) if self.weighed_values else None
         return replace(report, loss=loss, metrics={}, precision=precision)
-
-
-class AccountedTrainer:
-    """Trainer for a first estimate of updates, with ledger entries before its orders and a public number of rows: the
-    estimate sets the scale on which the silo seals, and other silos learn this scale.
-    """
-
-    def __init__(self, guard: PrivacyGuard) -> None:
-        self._trainer, self._guard = guard.trainer, guard
-        self.facts: TrainerFacts = replace(guard.trainer.facts, examples=guard.settings.units)
-
-    def initial_model(self) -> Vector:
-        return self._trainer.initial_model()
-
-    def run(self, order: WorkOrder, base: Vector, cursor: Cursor) -> Outcome:
-        self._guard.estimated(order)
-        return self._trainer.run(order, base, cursor)
 
 
 def privacy_guard(
@@ -282,7 +262,9 @@ def privacy_guard(
     if whole is None:
         found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
     else:
-        _check_statistics(trainer.facts.layout)
+        if statistics_of(trainer.facts.layout):
+            problem = "running statistics of norm layers change more than weights, and would take most of privacy.clip"
+            raise ConfigError("privacy.kind 'silo-noise'", problem, f"Use {INSTEAD}")
         found = trainer.facts.examples
     told = [ledger.budget.examples for ledger in ledgers if ledger.budget.examples is not None]
     scores = bool(ledgers) and all("scores" in ledger.budget.public for ledger in ledgers)
@@ -310,12 +292,6 @@ def privacy_guard(
     else:
         trainer.make_private(settings)
     return guard
-
-
-def _check_statistics(layout: Layout) -> None:
-    if statistics_of(layout):
-        problem = "running statistics of norm layers change more than weights, and would take most of privacy.clip"
-        raise ConfigError("privacy.kind 'silo-noise'", problem, f"Use {INSTEAD}")
 
 
 def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list[PrivacyLedger]:
@@ -348,13 +324,15 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
 
 def ledgers_of(owner: OwnerPolicy, task: TaskSection) -> list[PrivacyLedger]:
     """Return the loaded ledgers of the data that a task reads; of all data unless it is a table or a survey."""
-    read: list[str] = []
-    task.relocated(lambda path: read.append(path) or path)  # type: ignore[func-returns-value]
+    read: list[Path] = []
+    task.relocated(lambda path: read.append(Path(path).resolve()) or path)  # type: ignore[func-returns-value]
     everything = not isinstance(task, CsvConfig | SurveyConfig)
     return [
         ledger_of(owner, name)
         for name in owner.privacy
-        if everything or name == ALL_DATA or any(_within(path, owner.named[name]) for path in read)
+        if everything
+        or name == ALL_DATA
+        or any(each.is_relative_to(Path(owner.named[name]).resolve()) for each in read)
     ]
 
 
@@ -375,10 +353,6 @@ def ledger_of(owner: OwnerPolicy, name: str) -> PrivacyLedger:
     for other in others:
         found.include(other)
     return found
-
-
-def _within(path: str, folder: str) -> bool:
-    return Path(path).resolve().is_relative_to(Path(folder).resolve())
 
 
 def _check_demands(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> None:

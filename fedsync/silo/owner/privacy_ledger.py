@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedsync.common.errors import BudgetSpent, ConfigError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
@@ -231,15 +231,8 @@ class PrivacyTally:
     file: Path | None = None
     releases: Counter[Release] = field(default_factory=Counter)
 
-    def add(self, releases: Mapping[Release, int]) -> None:
-        self.releases.update(releases)
-        self._keep()
-
-    def give_back(self, releases: Mapping[Release, int]) -> None:
-        self.releases.subtract(releases)
-        self._keep()
-
-    def _keep(self) -> None:
+    def count(self, releases: Mapping[Release, int], sign: Literal[1, -1] = 1) -> None:
+        self.releases.update({release: sign * times for release, times in releases.items()})
         if self.file is not None:
             counted = [[release.rate, release.noise, times] for release, times in self.releases.items()]
             text = json.dumps([self.silo, self.delta, self.budget, self.accountant, counted])

@@ -27,7 +27,7 @@ from fedsync.model.chunked_arrays import spans
 from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner.owner_policy import OwnerPolicy
-from fedsync.silo.protocol import Identity
+from fedsync.silo.protocol import Identity, InProgress
 from fedsync.silo.room import room_messages as messages
 from fedsync.silo.room.process_start import StartedProcess
 from fedsync.silo.room.room_messages import MOST_PRIVATE, Part, RoomChannel, RoomReply, RoomRequest, raise_failure
@@ -39,9 +39,7 @@ logger = foreign.logger(__name__)
 _LOOK_S = 0.02
 _LINE_S, _LAST_S = 2.0, 1.0
 
-_Reply = TypeVar(
-    "_Reply", messages.OrderDone, messages.ModelEvaluated, messages.InitialModelBuilt, messages.MadePrivate
-)
+_Reply = TypeVar("_Reply", messages.OrderDone, Evaluation, messages.InitialModelBuilt, messages.MadePrivate)
 
 
 class TrainingProcess:
@@ -105,7 +103,7 @@ class TrainingProcess:
 
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
         asked = messages.EvaluateGiven(replace(cursor, private=b""), split, subject, gains)
-        return self._ask(messages.ModelEvaluated, asked, (model, cursor.private))[0].found
+        return self._ask(Evaluation, asked, (model, cursor.private))[0]
 
     def where(self, thread: int) -> str:
         """Return the code line as `SiloTrainer.where`, but always of the process's main thread."""
@@ -170,12 +168,12 @@ class TrainingProcess:
     def _answer(
         self, channel: RoomChannel, most: Sequence[int], watch: Watch | None, asked: RoomRequest
     ) -> tuple[RoomReply, list[Part]]:
-        steps, halted = messages.OrderProgress(0, 0), False
+        steps, halted = InProgress(0, 0), False
         while True:
             if channel.poll(_LOOK_S):
                 told, parts = channel.receive(most)
                 match told:
-                    case messages.OrderProgress():
+                    case InProgress():
                         steps = messages.checked_progress(asked, told)
                     case messages.CurrentLine(at):
                         with self._stands:

@@ -144,9 +144,9 @@ class _RoomKeeper:
     def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, home: Path) -> None:
         self._process = StartedProcess(home, owner)
         told, _ = self._ask(messages.BuildKeeper(identity.dump(), spec.dump()))
-        if not isinstance(told, messages.KeeperBuilt):
+        if not isinstance(told, Layout):
             raise RunError("the training process builds no model")
-        self.layout: Layout = checked_layout(told.layout)
+        self.layout = checked_layout(told)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         from fedsync.train.weights import save_values

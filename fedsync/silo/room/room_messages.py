@@ -36,7 +36,7 @@ from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.model.layout import Layout
 from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner.refusals import code_of, printed
-from fedsync.silo.protocol import Refusal
+from fedsync.silo.protocol import InProgress, Refusal
 from fedsync.train.silo_trainer import TensorPlace, TrainerFacts
 
 Part = NDArray[np.uint8]
@@ -62,7 +62,7 @@ class BuildTrainer:
 
 @dataclass(frozen=True, slots=True)
 class BuildKeeper:
-    """Request to build the model only, in place of `BuildTrainer`."""
+    """Request to build the model only, in place of `BuildTrainer`; the reply is its layout."""
 
     identity: str
     spec: str
@@ -142,13 +142,6 @@ class TrainerBuilt:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperBuilt:
-    """The model is built."""
-
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFilled:
     """All tensors of a model, and their values in the only part."""
 
@@ -163,14 +156,6 @@ class MadePrivate:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderProgress:
-    """Progress of an order that is still running."""
-
-    steps: int
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
 class OrderDone:
     """Result of an order; ends with the fields of `fedsync.core.orders.Cursor`. Parts: update, private model parts."""
 
@@ -178,13 +163,6 @@ class OrderDone:
     epoch: int
     position: int
     state: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEvaluated:
-    """Evaluation of a model."""
-
-    found: Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +188,12 @@ class RoomFailure:
 
 RoomReply = (
     TrainerBuilt
-    | KeeperBuilt
+    | Layout
     | ModelFilled
     | MadePrivate
-    | OrderProgress
+    | InProgress
     | OrderDone
-    | ModelEvaluated
+    | Evaluation
     | InitialModelBuilt
     | CurrentLine
     | RoomFailure
@@ -304,7 +282,7 @@ def checked_layout(layout: Layout) -> Layout:
     return layout
 
 
-def checked_progress(asked: RoomRequest, told: OrderProgress) -> OrderProgress:
+def checked_progress(asked: RoomRequest, told: InProgress) -> InProgress:
     most = asked.order.max_steps if isinstance(asked, TrainOrder) else 0
     _check(0 <= told.steps <= most and told.samples >= 0, "progress")
     return told

@@ -20,7 +20,7 @@ from fedsync.common import codec, foreign
 from fedsync.common.errors import ConfigError
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.config.run_spec import RunSpec
-from fedsync.silo.protocol import Identity
+from fedsync.silo.protocol import Identity, InProgress
 from fedsync.silo.room import room_messages as messages
 from fedsync.silo.room.room_messages import MOST_PRIVATE, Part, RoomChannel, RoomReply, RoomRequest, failure_of
 from fedsync.silo.session.silo_setup import local_keeper, local_trainer
@@ -52,8 +52,7 @@ class _Work:
                 self._train(asked, *parts)
             case messages.EvaluateGiven(cursor, split, subject, gains):
                 model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
-                found = self.trainer.judge(model, at, split, subject, gains=gains)
-                self._channel.send(messages.ModelEvaluated(found))
+                self._channel.send(self.trainer.judge(model, at, split, subject, gains=gains))
             case messages.MakePrivate(settings):
                 self._channel.send(messages.MadePrivate(self.trainer.make_private(settings)))
             case messages.BuildInitialModel():
@@ -67,7 +66,7 @@ class _Work:
             now_s = time.monotonic()
             if now_s - told_s > _TELL_S:
                 told_s = now_s
-                self._channel.send(messages.OrderProgress(steps, samples))
+                self._channel.send(InProgress(steps, samples))
             return samples < self._least or not (order.scores_only or self.halted == order.update_id)
 
         throttle = self._throttle if asked.throttled else None
@@ -135,7 +134,7 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
 def _keep(channel: RoomChannel, asked: messages.BuildKeeper) -> None:
     identity, spec = _described(asked)
     keeper, file = local_keeper(spec, identity), Path("model.pt")
-    channel.send(messages.KeeperBuilt(keeper.layout))
+    channel.send(keeper.layout)
     while True:
         try:
             _, parts = channel.receive((keeper.layout.nbytes, MOST_PRIVATE))

@@ -47,26 +47,11 @@ class OrderJob:
         self.outcome: Completed | VersionMismatch | None = None
         self.error: Exception | None = None
 
-    @classmethod
-    def of(cls, done: LastOrder) -> OrderJob:
-        job = cls(done.order)
-        job.outcome = done.answer
-        job.over.set()
-        return job
-
-    @property
-    def refused(self) -> bool:
-        return isinstance(self.outcome, VersionMismatch)
-
     def watch(self, steps: int, samples: int) -> bool:
         if self.error is not None:  # clients know it as failed, so it must not end as done, nor give privacy back
             raise self.error
         self.steps = steps
         return not self.halt.is_set()
-
-    def give_up(self) -> None:
-        self.given_up = True
-        self.halt.set()
 
     def end(self, outcome: Completed | VersionMismatch | None = None, error: Exception | None = None) -> None:
         with self._ending:
@@ -91,7 +76,9 @@ class CurrentOrder:
 
     def __init__(self, train: Callable[[OrderJob, Payload], Completed], done: LastOrder | None) -> None:
         self._train = train
-        self._job = None if done is None else OrderJob.of(done)
+        self._job = None if done is None else OrderJob(done.order)
+        if self._job is not None and done is not None:
+            self._job.end(done.answer)
         self._entrance = threading.Lock()
 
     @property
@@ -125,11 +112,12 @@ class CurrentOrder:
         with self._entrance:
             before = self._job
             again = before is not None and before.order == order
-            if before is not None and again and not before.refused:
+            if before is not None and again and not isinstance(before.outcome, VersionMismatch):
                 return before
             accept(again)
             if before is not None:
-                before.give_up()
+                before.given_up = True
+                before.halt.set()
             job = self._job = OrderJob(order, before)
             threading.Thread(target=self._work, args=(job, received), daemon=True).start()
             return job

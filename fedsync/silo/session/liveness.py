@@ -21,7 +21,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
 from multiprocessing.connection import Connection
@@ -64,10 +64,6 @@ class Signs:
     def after(self, *, answered: bool, cpu_s: float) -> Signs:
         """Add a probe; silence counts in probes, not in time, so that a suspended machine does no harm."""
         return Signs(cpu_s, 0 if answered or cpu_s > self.cpu_s else self.silent + 1)
-
-    @property
-    def hangs(self) -> bool:
-        return self.silent >= _PROBES
 
 
 def probe(folder: Path) -> TrainerState | None:
@@ -133,7 +129,7 @@ class LivenessWatch:
             signs = (signs if pid == before else Signs()).after(
                 answered=probe(self._folder) is not None, cpu_s=_processor_s(pid)
             )
-            if signs.hangs and tenant(self._folder) == pid:
+            if signs.silent >= _PROBES and tenant(self._folder) == pid:
                 self._end(pid)
                 signs = Signs()
 
@@ -159,21 +155,14 @@ def _processor_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Trainer in the health file; ``state`` as in `TrainerState`, or ``silent`` where the trainer does not answer."""
-
-    pid: int
-    state: str
-    since: str
-
-
 class Trainers:
-    """Monitor of the trainers below a silo's folder ``root``, for the health file; runs in its own thread."""
+    """Monitor of the trainers below a silo's folder ``root``, for the health file; runs in its own thread. The file has
+    process and state of each; the state is that of `TrainerState`, or ``silent`` where the trainer does not answer.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, dict[str, int | str]] = {}
 
     def watch(self, stop: threading.Event) -> None:
         while not stop.wait(PROBE_S):
@@ -181,27 +170,24 @@ class Trainers:
 
     def look(self) -> None:
         """Probe each trainer once; blocks up to `PROBE_S` for each silent trainer."""
-        seen: dict[str, Seen] = {}
+        seen: dict[str, dict[str, int | str]] = {}
         for folder in sorted(self._root.glob("*")):
             pid = tenant(folder)
-            if pid is not None:
-                seen[folder.name] = self._one(folder, pid)
+            if pid is None:
+                continue
+            answer, before = probe(folder), self._seen.get(folder.name, {})
+            state = "silent" if answer is None else answer.state
+            since = datetime.now(UTC).isoformat(timespec="seconds") if answer is None else answer.since
+            goes_on = answer is None and (before.get("pid"), before.get("state")) == (pid, state)
+            seen[folder.name] = before if goes_on else {"pid": pid, "state": state, "since": since}
         self._seen = seen
 
     def told(self) -> dict[str, Any]:
-        return {"trainers": {name: asdict(seen) for name, seen in self._seen.items()}}
+        return {"trainers": self._seen}
 
     @property
     def working(self) -> bool:
-        return any(seen.state == "working" for seen in self._seen.values())
-
-    def _one(self, folder: Path, pid: int) -> Seen:
-        answer = probe(folder)
-        if answer is not None:
-            return Seen(pid, answer.state, answer.since)
-        silent = Seen(pid, "silent", datetime.now(UTC).isoformat(timespec="seconds"))
-        before = self._seen.get(folder.name)
-        return silent if before is None or replace(before, since=silent.since) != silent else before
+        return any(seen["state"] == "working" for seen in self._seen.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,16 +242,12 @@ class HangWatch:
             signs = signs.after(self._steps(), _group_processor_s())
             patience_s = UNWANTED_S if self._unwanted() else inf if self._waits else PATIENCE_S
             if signs.still_s >= patience_s:
-                self._found(self._error(signs))
+                logger.warning("%s hangs here:", self._what)
+                where = f"hangs, after {signs.steps} steps, in {self._where(self._thread)}"
+                still = f"for {signs.still_s:.0f} s no step ended and no processor time was taken"
+                then = "The trainer ends, and the next message starts another"
+                self._found(Hanging(f"{self._what} {where}: {still}. {then}"))
                 return
-
-    def _error(self, signs: StepSigns) -> Hanging:
-        logger.warning("%s hangs here:", self._what)
-        where = self._where(self._thread)
-        return Hanging(
-            f"{self._what} hangs, after {signs.steps} steps, in {where}: for {signs.still_s:.0f} s no step ended and "
-            "no processor time was taken. The trainer ends, and the next message starts another"
-        )
 
 
 def _group_processor_s() -> float:

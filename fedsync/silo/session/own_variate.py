@@ -50,8 +50,13 @@ class OwnVariate:
 
     @classmethod
     def begin(cls, values: int, file: Path | None) -> OwnVariate:
-        found = None if file is None or not file.exists() else _read(file, values)
-        return found or cls(_MEMORY.make(np.float32, values, lambda start, stop: np.zeros(stop - start, np.float32)))
+        if file is not None and file.exists():
+            found = VectorFile.load(file)
+            if found is not None and all(each.size == values for each in found.vectors.values()):
+                about, vectors = found.about, found.vectors
+                return cls(vectors["own"], about["serial"], vectors["proposed"], about["proposed"])
+            logger.warning("%s is corrupt: this silo's control variate is lost", file)
+        return cls(_MEMORY.make(np.float32, values, lambda start, stop: np.zeros(stop - start, np.float32)))
 
     def settled(self, counted: int) -> OwnVariate:
         """Return the variate, given the number of this silo's last committed update; 0 for none."""
@@ -122,12 +127,3 @@ class StepControl(SessionExtension):
         if self._file is not None:
             self._variate = self._variate.save(self._file)
         return outcome
-
-
-def _read(file: Path, values: int) -> OwnVariate | None:
-    found = VectorFile.load(file)
-    if found is not None and all(each.size == values for each in found.vectors.values()):
-        about, vectors = found.about, found.vectors
-        return OwnVariate(vectors["own"], about["serial"], vectors["proposed"], about["proposed"])
-    logger.warning("%s is corrupt: this silo's control variate is lost", file)
-    return None

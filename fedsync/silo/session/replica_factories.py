@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsync.config.run_spec import RunSpec
+from fedsync.core.orders import WorkOrder
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.running_statistics import fitted
 from fedsync.model.transfer import Replica
 from fedsync.silo.protocol import COPY, Identity
-from fedsync.train.silo_trainer import Estimating, likely_update
+from fedsync.train.silo_trainer import SiloTrainer, TrainerFacts, likely_update
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
@@ -37,21 +39,21 @@ class TrainerFailed(Exception):
         self.reason = reason
 
 
-def made_initial(trainer: Estimating) -> Vector:
+def made_initial(trainer: SiloTrainer) -> Vector:
     try:
         return trainer.initial_model()
     except Exception as error:
         raise TrainerFailed(error) from error
 
 
-def plain_replica(spec: RunSpec, trainer: Estimating, folder: Path | None) -> PlainReplica:
+def plain_replica(spec: RunSpec, facts: TrainerFacts, folder: Path | None) -> PlainReplica:
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
     return PlainReplica(
-        trainer.facts.layout.size,
-        fitted(spec.wire.formats, trainer.facts.layout),
+        facts.layout.size,
+        fitted(spec.wire.formats, facts.layout),
         weighting,
-        trainer.facts.examples,
+        facts.examples,
         keeper,
         controlled=spec.controls,
     )
@@ -61,7 +63,9 @@ def encrypted_replica(
     plan: EncryptionPlan,
     spec: RunSpec,
     identity: Identity,
-    trainer: Estimating,
+    trainer: SiloTrainer,
+    examples: int,
+    estimated: Callable[[WorkOrder], None],
     ring: Ring,
     folder: Path | None,
     first_model: str | None,
@@ -71,14 +75,14 @@ def encrypted_replica(
     from fedsync.cipher.silo.replica import EncryptedReplica
     from fedsync.cipher.suites import open_suite
 
-    local = spec.local
+    local, size = spec.local, min(spec.local.batch_size, examples)
     return EncryptedReplica(
         plan,
         ring,
         open_suite(plan.kind, ring.group),
-        trainer.facts.examples,
+        examples,
         partial(made_initial, trainer),
-        lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, spec.seed),
+        lambda: likely_update(trainer, estimated, size, local.steps, local.learning_rate, spec.seed),
         None if folder is None else folder / COPY,
         spec.run,
         _pipeline(spec, plan, ring.group),

@@ -162,7 +162,12 @@ class _Server:
         try:
             match request:
                 case protocol.Forward(text, load_s):
-                    self._wait_until_loaded(load_s)
+                    if not self._settled.wait(load_s):
+                        raise StillLoading(
+                            f"the resident trainer in {self._folder} has been loading its task, data and model for "
+                            f"{time.monotonic() - self._began_s:.0f} s. It continues, and answers a later message; if "
+                            f"not, see {self._folder / LOG}, and end process {os.getpid()} for a fresh start"
+                        )
                     if self._service is None:
                         self._failure_known = True
                         return _refusing(self._failure or protocol.Refused(protocol.Refusal.INTERNAL)), None
@@ -179,15 +184,6 @@ class _Server:
                 return protocol.TrainerState(self._state, self._since), None
         except Exception as error:  # the client must get an answer
             return _refusing(refuse(error)), None
-
-    def _wait_until_loaded(self, most_s: float) -> None:
-        if self._settled.wait(most_s):
-            return
-        raise StillLoading(
-            f"the resident trainer in {self._folder} has been loading its task, data and model for "
-            f"{time.monotonic() - self._began_s:.0f} s. It continues, and answers a later message; if not, "
-            f"see {self._folder / LOG}, and end process {os.getpid()} for a fresh start"
-        )
 
     def _watch(self) -> None:
         while True:

@@ -24,6 +24,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,6 @@ from fedsync.silo.session.liveness import HangWatch
 from fedsync.silo.session.session import SiloSession
 
 logger = foreign.logger(__name__)
-
-_Reply = tuple[Reply, Payload | None]
 
 
 class TrainerService:
@@ -101,7 +100,7 @@ class TrainerService:
         except Exception as error:  # the server must not see the error's text
             return protocol.write_reply(refuse(error)), None
 
-    def _handle(self, request: Request, payload: Payload | None) -> _Reply:
+    def _handle(self, request: Request, payload: Payload | None) -> tuple[Reply, Payload | None]:
         session = self._session
         match request:
             case protocol.Describe():
@@ -114,9 +113,14 @@ class TrainerService:
                 model = protocol.InitialModel(made.layout, made.kept_names, session.form.frozen, made.ties)
                 return model, session.initial_model() if values else None
             case protocol.Train(order, report_s):
-                return self._train(order, _received(payload), report_s)
+                return self._current.enter(order, _received(payload), partial(self._allow, order)).reply(report_s)
             case protocol.Collect(update_id, wait_s, halt):
-                return self._collect(update_id, wait_s, halt)
+                job = self._current.find(update_id)
+                if job is None:
+                    return VersionMismatch(self.holds), None
+                if halt:
+                    job.halt.set()
+                return job.reply(wait_s)
             case protocol.EvaluateModel():
                 return self._evaluate(_received(payload), request), None
             case protocol.Question():
@@ -125,19 +129,8 @@ class TrainerService:
                 version, snapshot = session.snapshot()
                 return protocol.Snapshot(version), snapshot
 
-    def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
-        def allow(again: bool) -> None:
-            self._owner.begin(order, survey=self._surveys, versions=self._versions, counted=again)
-
-        return self._current.enter(order, received, allow).reply(wait_s)
-
-    def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:
-        job = self._current.find(update_id)
-        if job is None:
-            return VersionMismatch(self.holds), None
-        if halt:
-            job.halt.set()
-        return job.reply(wait_s)
+    def _allow(self, order: WorkOrder, again: bool) -> None:
+        self._owner.begin(order, survey=self._surveys, versions=self._versions, counted=again)
 
     def _evaluate(
         self, received: Payload, request: protocol.EvaluateModel

@@ -19,11 +19,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.training import UserConfig
 from fedsync.core.orders import Cursor, Evaluation, SiloFacts, Split, Subject, WorkOrder
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_replica import PlainReplica
@@ -31,6 +33,7 @@ from fedsync.model.plain_wire import FP32
 from fedsync.model.table_columns import digest_of
 from fedsync.model.tensor_parts import ModelForm
 from fedsync.model.transfer import OtherVersion, Payload, Replica
+from fedsync.policies.rounds.settings_by_round import RATE, Called
 from fedsync.silo.owner.key_lookup import many_keys, own_ring
 from fedsync.silo.owner.lockout import Lockout
 from fedsync.silo.owner.owner_policy import OwnerPolicy
@@ -38,8 +41,7 @@ from fedsync.silo.protocol import ANSWER, Attestation, Completed, EvaluateModel,
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.replica_factories import TrainerFailed, encrypted_replica, plain_replica
-from fedsync.silo.session.round_settings import check_settings
-from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts, Watch
+from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts, Watch
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 logger = foreign.logger(__name__)
 
+_SETTINGS: TypeAdapter[dict[str, bool | int | float | str]] = TypeAdapter(UserConfig)
 _DIGEST_BYTES = 32
 _MOST_TOLD = 30_000  # characters of an emulated silo's reported table form
 
@@ -113,30 +116,32 @@ class SiloSession:
             guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, self._finished, seeded=virtual)
         self._extensions: list[SessionExtension] = [] if guard is None else [guard]
         self.tally = None if guard is None else guard.tally
-        trainer: Estimating = self._trainer
+        facts = self._trainer.facts
         for each in self._extensions:
-            trainer = each.estimating(trainer)
-        self._warn(trainer.facts.examples, spec)
+            facts = each.known(facts)
+        self._warn(facts.examples, spec)
         if owner is not None:
             owner.check_seal(plan)
         self.facts = SiloFacts(
-            examples=plan.examples if plan is not None and plan.seal_metrics else trainer.facts.examples,
+            examples=plan.examples if plan is not None and plan.seal_metrics else facts.examples,
             memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
             declared_speed=machine.speed if machine else identity.declared_speed,
-            device=self._trainer.facts.device,
-            validates=self._trainer.facts.validates,
+            device=facts.device,
+            validates=facts.validates,
             least_batch=self._owner.least_batch,
             least_samples=max(self._owner.least_samples, 1),
         )
-        table = self._trainer.facts.table
-        same = bytes.fromhex(self._trainer.facts.frozen) + (b"" if table is None else digest_of(table))
+        table = facts.table
+        same = bytes.fromhex(facts.frozen) + (b"" if table is None else digest_of(table))
         # A real silo keeps its column names secret, like all content of its files.
         told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
-        self.form = ModelForm.of(self._trainer.facts.layout, _frozen(same, spec, identity, keys), told)
-        self.replica: Replica = plain_replica(spec, trainer, folder)
+        self.form = ModelForm.of(facts.layout, _frozen(same, spec, identity, keys), told)
+        self.replica: Replica = plain_replica(spec, facts, folder)
         if plan is not None and keys is not None:
-            first = self._owner.first_model
-            self.replica = encrypted_replica(plan, spec, identity, trainer, keys, folder, first, seeded=virtual)
+            first, own, count = self._owner.first_model, self._trainer, facts.examples
+            self.replica = encrypted_replica(
+                *(plan, spec, identity, own, count, self._estimated, keys, folder, first), seeded=virtual
+            )
         if spec.controls:
             from fedsync.silo.session.own_variate import StepControl
 
@@ -145,6 +150,10 @@ class SiloSession:
         self._spec, self._folder = spec, folder
         if self.last is not None:
             self._go_on(self.last)
+
+    def _estimated(self, order: WorkOrder) -> None:
+        for each in self._extensions:
+            each.estimated(order)
 
     def _warn(self, held: int, spec: RunSpec) -> None:
         wanted = spec.local.batch_size
@@ -355,3 +364,23 @@ def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None)
         return digest.hex()
     run = hashlib.sha256(spec.origin.encode()).digest() + identity.text.lasting
     return keys.group.conceal(hashlib.sha256(b"fedsync frozen 1\0" + run + digest).digest()).hex()
+
+
+def check_settings(order: WorkOrder, spec: RunSpec) -> None:
+    """Raise `ProtocolError` if an order's settings differ from the specification's for its round. Where a function of
+    the server decides, any settings are valid.
+    """
+    if order.scores_only and not order.config:
+        return
+    if spec.on_round is None:
+        raise ProtocolError(SERVER, "order", "it has settings of its own, and the run has none by round")
+    try:
+        told = _SETTINGS.validate_json(order.config or "{}")
+    except ValidationError as error:
+        raise ProtocolError(SERVER, "order", f"its settings are invalid: {error.errors()[0]['msg']}") from error
+    if isinstance(spec.on_round, Called):
+        return
+    expected = dict(spec.on_round.settings(order.base_version + 1, spec.local.learning_rate))
+    expected.pop(RATE, None)
+    if told != expected:
+        raise ProtocolError(SERVER, "order", "its settings are not those that the run has for its round")

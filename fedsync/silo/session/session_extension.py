@@ -4,7 +4,8 @@ A session holds its run's extensions in a list and calls their hooks in the orde
 
 | when | hook | the extension can |
 |---|---|---|
-| first updates are estimated, to choose the range of encrypted values | `estimating` | replace the trainer |
+| the session begins | `known` | change the facts that others learn |
+| a first update is estimated, to choose the range of encrypted values | `estimated` | record it, or refuse it |
 | an order arrived | `allow` | change it, or refuse it by an error |
 | the order's model is here | `begins` | record that training begins, or refuse the order by an error |
 | the trainer is about to run | `as_trained`, `correction` | change order and gradients |
@@ -23,7 +24,7 @@ from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.model.layout import Vector
 
 if TYPE_CHECKING:
-    from fedsync.train.silo_trainer import Estimating, Outcome
+    from fedsync.train.silo_trainer import Outcome, TrainerFacts
 
 Judge = Callable[[bool], Evaluation]
 """Evaluation of the model in question; the argument asks for gains over the silo's own model."""
@@ -32,8 +33,10 @@ Judge = Callable[[bool], Evaluation]
 class SessionExtension:
     """Base class of optional features of a silo's session. Hooks do nothing by default."""
 
-    def estimating(self, trainer: Estimating) -> Estimating:
-        return trainer
+    def known(self, facts: TrainerFacts) -> TrainerFacts:
+        return facts
+
+    def estimated(self, order: WorkOrder) -> None: ...
 
     def allow(self, order: WorkOrder) -> WorkOrder:
         return order

@@ -107,7 +107,10 @@ class TrainerClient:
                     return connection
             code = None if process is None else process.poll()
             if code:
-                raise RunError(f"the resident trainer did not start; the end of {self._folder / LOG}:\n{self._tail()}")
+                log, last = self._folder / LOG, ""
+                with contextlib.suppress(OSError):
+                    last = tail(log)
+                raise RunError(f"the resident trainer did not start; the end of {log}:\n{last}")
             if tenant(self._folder) is None and (process is None or code == 0):
                 # Exit code 0 means that the process found another trainer here, which has ended since.
                 process = self._start()
@@ -141,12 +144,6 @@ class TrainerClient:
         except OSError as error:
             problem = f"no trainer can be started here: {error.strerror}"
             raise ConfigError(str(self._folder), problem, "Check the folder and the disk") from error
-
-    def _tail(self) -> str:
-        try:
-            return tail(self._folder / LOG)
-        except OSError:
-            return ""
 
 
 def make_room(folder: Path, identity: Identity) -> None:

@@ -11,7 +11,6 @@ import fcntl
 import os
 import struct
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -76,34 +75,24 @@ def tenant(folder: Path) -> int | None:
     return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A trainer's folder; ``used_s`` is the time of its newest file [s since the epoch]."""
-
-    path: Path
-    nbytes: int
-    used_s: float
-
-
 def tidy(root: Path, quota_bytes: int) -> bool:
     """Remove trainers' folders in ``root``, the oldest first, until ``quota_bytes`` suffice; return whether they do.
     The newest folder, a folder in use, a folder of a recent trainer and the agent's folder stay.
     """
-    found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
-    found.sort(key=lambda each: (each.used_s, each.path))
-    total = sum(each.nbytes for each in found)
-    for each in found[:-1]:
+    folders = [folder for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
+    found = sorted((*_measure(folder), folder) for folder in folders)
+    total = sum(nbytes for _, nbytes, _ in found)
+    for used_s, nbytes, folder in found[:-1]:
         if total <= quota_bytes:
             break
-        unused = each.path.name != AGENT and tenant(each.path) is None
-        if unused and time.time() - each.used_s >= _RECENT_S:
+        if folder.name != AGENT and tenant(folder) is None and time.time() - used_s >= _RECENT_S:
             try:
-                remove_tree(each.path)
+                remove_tree(folder)
             except OSError as error:
-                logger.warning("%s cannot be removed: %s", each.path, error)
+                logger.warning("%s cannot be removed: %s", folder, error)
                 continue
-            logger.warning("removed %s: the state folder has more than %d bytes", each.path, quota_bytes)
-            total -= each.nbytes
+            logger.warning("removed %s: the state folder has more than %d bytes", folder, quota_bytes)
+            total -= nbytes
     return total <= quota_bytes
 
 
@@ -124,7 +113,8 @@ def bound_log(log: Path, most_bytes: int) -> None:
         os.truncate(log, 0)
 
 
-def _measure(folder: Path) -> Leftover:
+def _measure(folder: Path) -> tuple[float, int]:
+    """Time of a folder's newest file [s since the epoch], and size of all its files [bytes]."""
     nbytes, used_s = tree_bytes(folder / HOME), 0.0  # a user's code may have left anything here
     for place, folders, files in os.walk(folder):  # ignores folders that are gone
         home = [HOME] if place == str(folder) and HOME in folders else []
@@ -136,4 +126,4 @@ def _measure(folder: Path) -> Leftover:
             nbytes += 0 if name in home else status.st_size
             used_s = max(used_s, status.st_mtime)
         folders[:] = [name for name in folders if name not in home]
-    return Leftover(folder, nbytes, used_s)
+    return used_s, nbytes

@@ -23,6 +23,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.privacy.release import PrivateSettings
 from fedsync.train.dp_sgd.private_step import (
+    CLIPPING,
     ROWS,
     check_alone,
     clipped_sums,
@@ -188,9 +189,7 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus leaves it u
     """Optimizer whose ``step`` is a private step of an order."""
 
     def __init__(self, optimizer: Optimizer, loop: PrivateLoop, clip: float) -> None:
-        super().__init__(
-            optimizer, noise_multiplier=0.0, max_grad_norm=clip, expected_batch_size=1, loss_reduction="sum"
-        )
+        super().__init__(optimizer, max_grad_norm=clip, **CLIPPING)
         self._loop = loop
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

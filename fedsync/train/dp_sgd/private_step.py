@@ -96,6 +96,9 @@ class SeededRandom:
         return np.flatnonzero(self._choice.random(units) < rate)
 
 
+CLIPPING: dict[str, Any] = {"noise_multiplier": 0.0, "expected_batch_size": 1, "loss_reduction": "sum"}
+"""Arguments of Opacus' optimizers, which here only clip."""
+
 PrivateRandom = SystemRandom | SeededRandom
 
 

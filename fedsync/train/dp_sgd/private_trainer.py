@@ -70,13 +70,8 @@ class PrivateTrainer(Trainer):
         self._settings = settings
         if not settings.scores:
             self._measuring = Measuring((), self._device)
-        self._clipping = DPOptimizer(
-            torch.optim.SGD(self._parameters, lr=0.0),
-            noise_multiplier=0.0,
-            max_grad_norm=settings.clip,
-            expected_batch_size=1,
-            loss_reduction="sum",
-        )
+        unused = torch.optim.SGD(self._parameters, lr=0.0)
+        self._clipping = DPOptimizer(unused, max_grad_norm=settings.clip, **private_step.CLIPPING)
         return self.examples if self._rows_of is None else len(self._rows_of)
 
     def find_batch_cap(self, limit_s: float = 10.0) -> int | None:

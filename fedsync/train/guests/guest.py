@@ -140,12 +140,7 @@ class GuestTrainer(LocalTrainer):
         return LoopResult(pace, loss, left, {**sendable(means), **missized})
 
     def _call(
-        self,
-        order: WorkOrder,
-        cursor: Cursor,
-        paces: list[Pace],
-        begin: BeginPace,
-        steps: PrivateLoop | None,
+        self, order: WorkOrder, cursor: Cursor, paces: list[Pace], begin: BeginPace, steps: PrivateLoop | None
     ) -> Work:
         def begun() -> Pace:
             paces.append(begin())

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from fedsync.common.errors import ConfigError
-from fedsync.train.machine.resources import own_memory_bytes
 
 
 def resolve(name: str, place: str = "local.device") -> torch.device:
@@ -56,7 +56,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 def held_bytes(device: torch.device) -> int:
     """Bytes in use: on a GPU the peak since the last `gpu_memory_share`, on a CPU the process's resident memory."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else own_memory_bytes()
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 def gpu_memory_share(device: torch.device) -> float:

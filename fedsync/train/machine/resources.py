@@ -33,10 +33,6 @@ def machine_memory_share() -> float:
     return float(psutil.virtual_memory().percent / 100)
 
 
-def own_memory_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
 class Resources:
     """Reader of the machine's load for a silo's reports: means since the previous reading.
 

@@ -39,16 +39,7 @@ from fedsync.model.chunked_arrays import SPAN_BYTES, give_back, map_file, spans
 from fedsync.model.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs, Upload
 from fedsync.transport.hub.sessions import HubSession, Queued, Sessions
-from fedsync.transport.port import (
-    ANSWER_TEXT_BYTES,
-    BASE,
-    BESIDE_BYTES,
-    HEAD,
-    SESSION,
-    Blob,
-    FrameHead,
-    SiloAnswer,
-)
+from fedsync.transport.port import ANSWER_TEXT_BYTES, BASE, BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead, SiloAnswer
 
 logger = foreign.logger(__name__)
 
@@ -135,9 +126,8 @@ class Door:
         if queued is None:
             return Response(status_code=410 if self.over else 204)
         payload = queued.question.payload
-        blob, beside = payload if isinstance(payload, Blob) else Blob("", 0), b""
-        if payload is not None and not isinstance(payload, Blob):
-            beside = payload.tobytes()
+        blob = payload if isinstance(payload, Blob) else Blob("", 0)
+        beside = b"" if payload is None or isinstance(payload, Blob) else payload.tobytes()
         spec, text, most = queued.question.spec.encode(), queued.question.text.encode(), queued.question.most
         empty = int(payload is not None and not payload.nbytes)
         head = FrameHead(len(text), queued.number, blob.digest, blob.nbytes, queued.ticket, most, len(spec), 0, empty)
@@ -276,8 +266,12 @@ class Door:
         async with upload.lock:
             if upload.writer != mine:
                 raise HTTPException(409, headers=_CLOSE)
-            if upload.there == total and not await _is_whole(upload, request.headers.get("upload-sha256", "")):
-                raise HTTPException(422)
+            if upload.there == total:
+                upload.digest = await asyncio.to_thread(file_digest, upload.path)
+                upload.whole = upload.digest == request.headers.get("upload-sha256")
+                if not upload.whole:  # the silo begins again
+                    upload.path.unlink(missing_ok=True)
+                    raise HTTPException(422)
         return Response(status_code=204)
 
 
@@ -336,16 +330,6 @@ def _append(path: Path, pieces: list[bytes]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "ab") as file:
         file.writelines(pieces)
-
-
-async def _is_whole(upload: Upload, digest: str) -> bool:
-    """Whether the received bytes have the announced digest; other bytes are deleted."""
-    found = await asyncio.to_thread(file_digest, upload.path)
-    if found != digest:
-        upload.path.unlink(missing_ok=True)
-        return False
-    upload.whole, upload.digest = True, digest
-    return True
 
 
 async def _spans(path: Path, begin: int, size: int, session: HubSession) -> AsyncIterator[memoryview]:

@@ -101,8 +101,7 @@ class Hub:
         """Stop. With ``over``, silos are told that the run is over; otherwise they wait for another server."""
         self._door.over = over
         with self._lock:
-            for silo in self._sessions.silos:
-                self._sessions.wake(silo)
+            self._sessions.wake()
         if self._server is not None and self._thread is not None:
             wait_until(lambda: not (over and self.peers().keys() - self._door.told), _TELL_S, 0.02)
             self._server.should_exit = True
@@ -181,13 +180,10 @@ class Hub:
     def publish(self, payload: Payload) -> Blob:
         return self._blobs.publish(payload)
 
-    def asked_blobs(self) -> set[str]:
-        with self._lock:
-            return self._sessions.blobs
-
     def keep(self, digests: Collection[str]) -> None:
+        """Delete all blobs but these and those of unanswered questions."""
         with self._lock:
-            self._blobs.keep(digests)
+            self._blobs.keep({*digests, *self._sessions.blobs})
 
 
 class Deadlines(H11Protocol):

@@ -147,12 +147,6 @@ class Sessions:
     def seen(self, session: HubSession) -> None:
         session.seen_s = self._clock()
 
-    def is_here(self, silo: str) -> bool:
-        session = self._by_silo.get(silo)
-        if session is None or session.seen_s is None:
-            return False
-        return session.holds > 0 or self._clock() - session.seen_s < AWAY_S
-
     def returns(self, silo: str) -> bool:
         """Whether a silo of an earlier server process may still return by itself."""
         session = self._by_silo.get(silo)
@@ -162,15 +156,17 @@ class Sessions:
     @property
     def silos(self) -> dict[str, str]:
         """Connected silos, each with an identifier of its session, which changes with each join."""
-        return {silo: self._by_silo[silo].used for silo in sorted(self._by_silo) if self.is_here(silo)}
+        seen = [(silo, each, each.seen_s) for silo, each in sorted(self._by_silo.items()) if each.seen_s is not None]
+        return {silo: each.used for silo, each, at_s in seen if each.holds or self._clock() - at_s < AWAY_S}
 
     @property
     def blobs(self) -> set[str]:
         payloads = (each.question.payload for one in self._by_silo.values() for each in one.queued.values())
         return {payload.digest for payload in payloads if isinstance(payload, Blob)}
 
-    def wake(self, silo: str) -> None:
-        self._by_silo[silo].wake()
+    def wake(self) -> None:
+        for session in self._by_silo.values():
+            session.wake()
 
     # Questions.
 

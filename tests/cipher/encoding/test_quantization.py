@@ -63,7 +63,9 @@ def test_the_header_stands_at_the_beginning_and_disturbs_no_value() -> None:
     changed = with_header.copy()
     changed[0, : grid.head] = -(2**40)
     np.testing.assert_array_equal(decoded(grid, [changed]), decoded(grid, [with_header]))
-    np.testing.assert_array_equal(grid.header_only(head_of(grid))[0, : grid.head], head_of(grid))
+    alone = next(grid.pack(head_of(grid), np.zeros(0, np.int32)))
+    np.testing.assert_array_equal(alone[0, : grid.head], head_of(grid))
+    assert alone.shape == (1, SLOTS) and not alone[0, grid.head :].any()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from fedsync.cipher.keys.keyring import (
     open_group,
     open_ring,
     open_silo,
-    read_bundle,
 )
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_server_file, unwrap
 from fedsync.cipher.keys.material import Purpose, SiloKeys, open_blob, seal_blob
@@ -73,12 +72,12 @@ def test_rotation_leaves_out_whom_it_is_told_and_older_bundles_are_refused(place
     old = place.issue("a", "b")
     issued = rotate(place.admin, ["b"], some_context)
     assert (issued.epoch, list(issued.bundles)) == (2, ["a"])
-    group = accept(place.silo("a"), read_bundle(issued.bundles["a"]), place.public)
+    group = accept(place.silo("a"), issued.bundles["a"].read_bytes(), place.public)
     with pytest.raises(ProtocolError, match="'epoch'"):
         accept(place.silo("a"), old["a"])
     assert list(group.members) == ["a"] and open_group(place.silo("a")) == group
     with pytest.raises(ProtocolError, match="'silo'"):
-        unwrap(read_bundle(issued.bundles["a"]), new_silo(place.silo("b"), "b"), place.public)
+        unwrap(issued.bundles["a"].read_bytes(), new_silo(place.silo("b"), "b"), place.public)
     with pytest.raises(ConfigError, match="revoked"):
         place.issue("b")
     half_fresh = SiloKeys("b", open_silo(place.silo("b")).exchange, SiloKeys.generate("b").signing)
@@ -126,9 +125,9 @@ def test_the_administrator_is_pinned_with_the_first_bundle(place: Place, tmp_pat
     usurper = new_authority(tmp_path / "usurper", new_context=some_context)
     forged = issue(tmp_path / "usurper", [place.line("a")], some_context).bundles["a"]
     with pytest.raises(ProtocolError, match="'administrator'"):
-        accept(place.silo("a"), read_bundle(forged))
+        accept(place.silo("a"), forged.read_bytes())
     with pytest.raises(ConfigError, match="has pinned"):
-        accept(place.silo("a"), read_bundle(forged), usurper)
+        accept(place.silo("a"), forged.read_bytes(), usurper)
 
 
 def test_keys_that_are_there_are_not_overwritten(place: Place) -> None:

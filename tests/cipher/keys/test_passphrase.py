@@ -12,7 +12,7 @@ import pytest
 from fedsync.cipher.keys import passphrase
 from fedsync.cipher.keys.authority import ADMINISTRATOR_FILE, issue, new_authority, open_authority, rotate
 from fedsync.cipher.keys.key_files import set_passphrase
-from fedsync.cipher.keys.keyring import GROUP_FILE, SILO_FILE, accept, new_silo, open_ring, read_bundle
+from fedsync.cipher.keys.keyring import GROUP_FILE, SILO_FILE, accept, new_silo, open_ring
 from fedsync.cipher.keys.keywrap import announce
 from fedsync.commands.keys import app
 from fedsync.common.errors import ConfigError
@@ -39,7 +39,7 @@ def folders(home: Path) -> tuple[Path, Path]:
     admin, silo = home / "admin", home / "silo"
     public = new_authority(admin, new_context=some_context)
     line = announce(new_silo(silo, "a")).encode()
-    accept(silo, read_bundle(issue(admin, [("a", line)], some_context).bundles["a"]), public)
+    accept(silo, issue(admin, [("a", line)], some_context).bundles["a"].read_bytes(), public)
     return admin, silo
 
 
@@ -64,7 +64,7 @@ def test_a_folder_under_a_passphrase_opens_with_it_alone_and_stays_under_it(
     monkeypatch.setenv(passphrase.NAMED_BY, "MY_WORDS")
     monkeypatch.setenv("MY_WORDS", WORDS)
     assert open_ring(silo) == ring and open_authority(admin) == held
-    accept(silo, read_bundle(rotate(admin, (), some_context).bundles["a"]))
+    accept(silo, rotate(admin, (), some_context).bundles["a"].read_bytes())
     assert open_ring(silo).group.epoch == 2
     assert all(passphrase.is_sealed(path.read_bytes()) for path in before), "what is written anew is sealed, too"
     assert set_passphrase(silo, None) and open_ring(silo).group.epoch == 2

@@ -21,7 +21,7 @@ def test_a_roster_lasts_as_long_as_its_version() -> None:
         announcements.put(silo, ONE)
     assert names(announcements, "a") == "abc"
     announcements.put("d", ONE)
-    announcements.leave("c")
+    del announcements.here["c"]
     assert names(announcements, "b") == "abc", "a version's first roster"
     assert names(announcements, "d") == "abd", "who comes later is in its own"
     announcements.renew()
@@ -54,6 +54,6 @@ def test_no_more_silos_are_in_a_roster_than_what_opens_their_sum_has_room_for() 
         announcements.put("late", ONE)
     announcements.put("0", TWO)
     assert "late" not in unpack_named(announcements.roster("0"), "server")
-    announcements.leave("1")
+    del announcements.here["1"]
     announcements.put("late", ONE)
     assert "late" in announcements.here and len(announcements.here) == MASKED.additions

@@ -52,13 +52,13 @@ def test_the_sum_of_survivors_is_exact(survivors: tuple[str, ...]) -> None:
     members = {name: member_of(of, name) for name in NAMES}
     words: dict[str, Words] = {}
     for name in NAMES:
-        sealing = Masked(sealer("masked"), round=of[name])
+        sealing = Masked(sealer("masked"), of[name].mask)
         # In portions, as messages are sealed.
         parts = [sealing.seal(slots[name][:1], members[name]), sealing.seal(slots[name][1:], members[name], 1)]
         words[name] = np.concatenate(parts)
     total = summed("masked", [words[name] for name in survivors])
     named = [members[name] for name in survivors]
-    opener = Masked(sealer("masked"), unmasker=Unmasker(opened(of, survivors), named))
+    opener = Masked(sealer("masked"), Unmasker(opened(of, survivors), named).unmask)
     expected = np.asarray(sum(slots[name] for name in survivors))
     np.testing.assert_array_equal(opener.open(total, named), expected)
     np.testing.assert_array_equal(opener.open(total[1:], named, 1), expected[1:])
@@ -109,7 +109,7 @@ def nothing_is_seen(tries: list[Slots], victim: Slots) -> None:
 def test_the_attack_of_server_and_silo_fails_against_masks(survivors: tuple[str, ...]) -> None:
     """Whether the victim's update arrives, or the server says that it did not while it has it."""
     of, victim = rounds(), updates()["silo1"]
-    words = Masked(sealer("masked"), round=of["silo1"]).seal(victim, member(1))
+    words = Masked(sealer("masked"), of["silo1"].mask).seal(victim, member(1))
     attack = Collusion(group("masked").context)
     seeds = attack.known(of, "silo1", opened(of, survivors))
     assert len(seeds) >= 4
@@ -119,7 +119,7 @@ def test_the_attack_of_server_and_silo_fails_against_masks(survivors: tuple[str,
 def test_with_all_seeds_it_would_succeed() -> None:
     """The attack would notice: with the one seed more that only two honest silos have, it reads the update."""
     of, victim = rounds(), updates()["silo1"]
-    words = Masked(sealer("masked"), round=of["silo1"]).seal(victim, member(1))
+    words = Masked(sealer("masked"), of["silo1"].mask).seal(victim, member(1))
     own, pairs = of["silo1"]._seeds.own, of["silo1"]._seeds.pairs
     masks = [(own, False), *((seed, name < "silo1") for name, seed in pairs.items())]
     np.testing.assert_array_equal(masked(Collusion(group("masked").context).decrypted(words), masks, 0), victim)
@@ -128,7 +128,7 @@ def test_with_all_seeds_it_would_succeed() -> None:
 def test_who_finds_the_long_lived_keys_afterwards_finds_no_mask() -> None:
     """All silos' key files, all messages and what was revealed, once the run's pairs are gone."""
     of, victim = rounds(), updates()["silo1"]
-    words = Masked(sealer("masked"), round=of["silo1"]).seal(victim, member(1))
+    words = Masked(sealer("masked"), of["silo1"].mask).seal(victim, member(1))
     attack = Collusion(group("masked").context)
     pairs = [LONG["silo1"].agree(LONG[name].public, b"mask pair 2\0" + CONTEXT) for name in NAMES if name != "silo1"]
     assert not set(pairs) & set(of["silo1"]._seeds.pairs.values())
@@ -195,15 +195,6 @@ def test_masks_are_put_on_once() -> None:
     own.sign(survivors_of(of, NAMES))
     with pytest.raises(PolicyError, match="for one update only"):
         own.mask(zeros, 4)
-
-
-def test_what_a_masked_sealer_lacks_it_says() -> None:
-    with pytest.raises(PolicyError):
-        Masked(sealer("masked")).seal(np.zeros((1, SLOTS), np.int64), member(0))
-    with pytest.raises(PolicyError):
-        Masked(sealer("masked")).open(
-            np.zeros((1, MASKED.words), np.uint64), [Member("silo0/1", 0, bytes(16), bytes(32))]
-        )
 
 
 def test_what_opens_the_sum_of_as_many_silos_as_there_may_be_can_be_read() -> None:

@@ -142,7 +142,8 @@ def calibration(federation: Federation, names: str = "ab", **changes: Any) -> by
         member = Member(
             f"{name}{changes.get('suffix', '/0')}", changes.get("round", 0), bytes([number] * 16), silo._run
         )
-        slots = grid.header_only(build(Contribution(1, federation.plan.first_exponents), federation.plan.cap))
+        header = build(Contribution(1, federation.plan.first_exponents), federation.plan.cap)
+        slots = next(grid.pack(header, np.zeros(0, np.int32)))
         sealer = Serial(silo._sealer)
         made = bytearray(
             b"".join(seal_pieces(silo._head(member, grid, 1, attempt), [slots], sealer, silo._authenticator, None))

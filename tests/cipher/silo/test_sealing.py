@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_a_message_opens_to_what_was_sealed(kind: str) -> None:
 def test_several_processes_seal_and_open_in_order() -> None:
     """Two seconds: processes are started afresh, and load the library."""
     slots = slots_of(20, 47)
-    with Pool("bfv", group("bfv"), 2) as pool:
+    with closing(Pool("bfv", group("bfv"), 2)) as pool:
         np.testing.assert_array_equal(round_trip(pool, slots, "bfv"), slots)
         bad = np.full((1, 8192), 2**63, np.uint64)
         with pytest.raises(ProtocolError, match="words"):
@@ -58,7 +59,7 @@ def test_several_processes_seal_and_open_in_order() -> None:
 def test_a_process_that_is_killed_costs_one_message_and_no_other() -> None:
     """As the system does where memory runs out; the trainer of these processes goes on for days."""
     slots = slots_of(20, 47)
-    with Pool("pad", group("pad"), 1) as pool:
+    with closing(Pool("pad", group("pad"), 1)) as pool:
         np.testing.assert_array_equal(round_trip(pool, slots, "pad"), slots)
         (killed,) = pool._executor._processes
         os.kill(killed, signal.SIGKILL)

@@ -20,7 +20,7 @@ from fedsync.policies.barrier.kinds.ssp import Asp
 from fedsync.policies.barrier.wrappers.fraction import Fraction
 from fedsync.policies.barrier.wrappers.late_orders import Quorum
 from fedsync.simulation.run import run_virtual
-from fedsync.train.weights import initial_model
+from fedsync.train.weights import TaskModel
 from tests.laws.rounds import Rounds
 
 NAMES = [f"silo-{index}" for index in range(10)]
@@ -167,5 +167,5 @@ def test_who_sits_out_catches_up_under_encryption_too(tmp_path: Path) -> None:
         rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
         rounds.append([sorted(row["silos"]) for row in rows[:4]])
     assert rounds[0] == rounds[1] and {len(each) for each in rounds[0]} == {2} and len(set(map(tuple, rounds[0]))) > 1
-    way = models[0] - torch.from_numpy(initial_model(config.task.build(), config.seed)[0])
+    way = models[0] - torch.from_numpy(TaskModel(config.task.build(), config.seed).initial())
     assert float((models[1] - models[0]).norm() / way.norm()) < 0.05
