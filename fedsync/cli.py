@@ -113,7 +113,7 @@ def run(
     for line in [] if timing_only else config.task.look({one.name: one.data for one in cluster.silos}, config.seed):
         console.print(line, highlight=False, markup=False)
     if config.privacy is not None and not timing_only:
-        from fedsync.ops.private_plan import plan_table, planned_spending
+        from fedsync.extras.privacy_plan.private_plan import plan_table, planned_spending
 
         if planned := planned_spending(config, cluster):
             console.print(plan_table(config, cluster, planned))

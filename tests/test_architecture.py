@@ -61,6 +61,7 @@ DOORS = {
     "new_project": {"commands/__init__.py"},
     "page": {"commands/__init__.py"},
     "papers": {"cli.py"},
+    "privacy_plan": {"cli.py", "commands/validate.py"},
     "report": {"commands/__init__.py"},
     "surveys": {"config/tasks/survival_task.py", "silo/session/session.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/__init__.py"},

@@ -58,7 +58,7 @@ def _check_on(config: StrategyConfig, cluster: ClusterConfig) -> None:
     config.task.emulated({silo.name: silo.data for silo in machines})
     if config.privacy is None:
         return
-    from fedsync.ops.private_plan import check_plan, plan_table, planned_spending
+    from fedsync.extras.privacy_plan.private_plan import check_plan, plan_table, planned_spending
 
     if planned := planned_spending(config, cluster):
         Terminal().print(plan_table(config, cluster, planned))

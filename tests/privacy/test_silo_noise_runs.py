@@ -18,7 +18,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder
-from fedsync.ops.private_plan import plan_table, planned_spending
+from fedsync.extras.privacy_plan.private_plan import plan_table, planned_spending
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy

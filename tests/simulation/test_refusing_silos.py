@@ -9,7 +9,7 @@ import pytest
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.ops.private_plan import check_plan, planned_spending
+from fedsync.extras.privacy_plan.private_plan import check_plan, planned_spending
 from fedsync.simulation.run import run_virtual
 from tests.simulation.lost import SILO_APP, run
 from tests.simulation.test_columns import ROWS, table

@@ -30,6 +30,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import SiloFacts
+from fedsync.extras.privacy_plan.private_rehearsal import RehearsedSilo, rehearse
 from fedsync.model.layout import Layout
 from fedsync.observe.tables import new_table
 from fedsync.policies.balance.balancer_base import FixedBalancer
@@ -39,7 +40,6 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.owner.privacy_guard import check_budgets, privacy_guard
 from fedsync.silo.owner.privacy_ledger import PrivacyTally, tally_of
 from fedsync.silo.protocol import Identity
-from fedsync.simulation.private_rehearsal import RehearsedSilo, rehearse
 from fedsync.train.silo_trainer import SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.ops.private_plan import Basis, plan_table, planned_spending
+from fedsync.extras.privacy_plan.private_plan import Basis, plan_table, planned_spending
 from fedsync.privacy.accounting import PrivacyPlan, epsilon
 from fedsync.simulation.run import run_virtual
 from tests.simulation.test_columns import ROWS, table
