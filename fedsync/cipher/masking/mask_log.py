@@ -105,12 +105,9 @@ class Masking:
         self._run = run
         self._log = MaskLog(ring, run)
         self.pair = self._log.pair
+        self.announcement = announce(self.pair, run)
         self._rounds: dict[bytes, tuple[int, MaskRound]] = {}
         self._revealed: set[bytes] = set()
-
-    @property
-    def announcement(self) -> bytes:
-        return announce(self.pair, self._run)
 
     @property
     def unrevealed(self) -> bool:
