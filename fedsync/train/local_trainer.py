@@ -127,7 +127,7 @@ class LocalTrainer(ABC):
         kept_names: tuple[str, ...] = (),
     ) -> None:
         self._name = name
-        self._weights = weights
+        self._weights, self.layout = weights, weights.layout
         self.frozen_digest, self.kept_names = frozen_digest, kept_names
         """SHA-256 of the frozen tensors, empty for none; names of the tensors that do not travel."""
         self._device = device
@@ -139,10 +139,6 @@ class LocalTrainer(ABC):
         self.private_names: tuple[str, ...] = ()
         self.judged: JudgedSamples | None = None
         """Per-sample results of the last evaluation on the test split; None if unknown."""
-
-    @property
-    def layout(self) -> Layout:
-        return self._weights.layout
 
     @property
     def device(self) -> str:

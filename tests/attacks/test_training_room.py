@@ -250,7 +250,7 @@ def test_one_that_stands_says_where(process: Start) -> None:
         try:
             wait_for(lambda: "task.py, line" in far.where(0), "it says where it stands", 30.0)
         finally:
-            os.kill(far.pid, signal.SIGKILL)
+            os.kill(far._started._process.pid, signal.SIGKILL)
         with pytest.raises(RunError, match="ended by signal 9"):
             work.result(30)
 
@@ -261,14 +261,14 @@ def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(pro
     for _ in range(2):  # it lives
         with pytest.raises(UserCodeError, match=r"task.py, line \d+: LookupError: value 42"):
             far.run(order(), far.initial_model(), Cursor())
-    first = far.pid
+    first = far._started._process.pid
     os.kill(first, signal.SIGKILL)
     assert far._started.exit_code(10.0) == -signal.SIGKILL
     with pytest.raises(UserCodeError):
         far.run(order(), np.zeros(far.facts.layout.size, np.float32), Cursor())
     with pytest.raises(UserCodeError):
         far.run(order(), far.initial_model(), Cursor())
-    assert far.pid != first
+    assert far._started._process.pid != first
     with pytest.raises(RunError, match="ended with code 3"):
         ending = process(way="ends")
         ending.run(order(), ending.initial_model(), Cursor())
@@ -280,7 +280,7 @@ def test_data_that_changed_meanwhile_are_not_trained_on(place: Path, process: St
     (place / "data" / "task.py").write_text(
         TASK.replace("arange(60.0).reshape(20", "arange(57.0).reshape(19").replace("arange(20)", "arange(19)")
     )
-    os.kill(far.pid, signal.SIGKILL)
+    os.kill(far._started._process.pid, signal.SIGKILL)
     assert far._started.exit_code(10.0) == -signal.SIGKILL
     with pytest.raises(ConfigError, match="model or data have changed"):
         far.run(order(), np.zeros(far.facts.layout.size, np.float32), Cursor())
@@ -343,12 +343,12 @@ def test_nothing_of_a_room_outlives_it(place: Path, process: Start, killed: str)
         case "end":
             far.end()
         case "end of a stopped one":  # it hears of nothing
-            psutil.Process(far.pid).children()[0].suspend()
+            psutil.Process(far._started._process.pid).children()[0].suspend()
             far.end()
         case "guard":
-            os.kill(far.pid, signal.SIGTERM)
+            os.kill(far._started._process.pid, signal.SIGTERM)
         case "process":
-            psutil.Process(far.pid).children()[0].kill()
+            psutil.Process(far._started._process.pid).children()[0].kill()
     wait_for(lambda: not alive_in(place), "no process is left", 20.0)
 
 

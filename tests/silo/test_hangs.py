@@ -32,7 +32,7 @@ from fedsync.silo.protocol import (
     exchange,
 )
 from fedsync.silo.session import liveness
-from fedsync.silo.session.liveness import HangWatch, StepSigns
+from fedsync.silo.session.liveness import StepSigns, hang_watch
 from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
 from fedsync.silo.session.trainer_folder import tenant
 from fedsync.train.guests.guest_code import line_of
@@ -75,7 +75,7 @@ def test_what_may_wait_hangs_only_once_nobody_wants_it(
         told.append(error)
         seen.set()
 
-    watch = HangWatch("order 'a/3'", lambda: 7, lambda: unwanted, hangs, line_of, waits=waits)
+    watch = hang_watch("order 'a/3'", lambda: 7, lambda: unwanted, hangs, line_of, waits=waits)
     with caplog.at_level(logging.WARNING), watch:
         seen.wait(10.0 if found else 0.3)
     assert bool(told) is found

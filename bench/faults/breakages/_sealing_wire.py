@@ -102,17 +102,17 @@ WIRE: Changes = {
         ),
         (
             "an-annex-of-any-size-is-read",
-            '    if annexed > most:\n        check.fail("annex", f"{annexed} bytes, at most {most}")\n',
-            "",
+            "    if annexed > most:\n",
+            "    if False:\n",
         ),
         (
             "updates-of-an-older-key-are-taken",
-            '    check.same("key epoch", head.epoch, expected.epoch)\n',
+            '    same("key epoch", head.epoch, expected.epoch)\n',
             "",
         ),
         (
             "another-update-is-taken-for-the-one-that-was-ordered",
-            '            check.same("update id", head.members[0].update_id, expected.update_id)\n',
+            '            same("update id", head.members[0].update_id, expected.update_id)\n',
             "            pass\n",
         ),
         (

@@ -55,8 +55,8 @@ _CHANGES: Changes = {
     "silo/session/liveness.py": (
         ("a-step-that-waits-for-ever-is-waited-for", "if signs.still_s >= patience_s:", "if signs.still_s > 1e9:"),
         ("a-long-step-is-taken-for-one-that-waits", "or cpu_s - self.cpu_s > _LEAST_SHARE * LOOK_S", ""),
-        ("a-loop-of-ones-own-may-wait-for-nothing", "inf if self._waits else PATIENCE_S", "PATIENCE_S"),
-        ("what-nobody-wants-any-more-holds-up-the-silo", "UNWANTED_S if self._unwanted() else inf", "inf"),
+        ("a-loop-of-ones-own-may-wait-for-nothing", "inf if waits else PATIENCE_S", "PATIENCE_S"),
+        ("what-nobody-wants-any-more-holds-up-the-silo", "UNWANTED_S if unwanted() else inf", "inf"),
     ),
     "silo/session/current_order.py": (
         (

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding.fields import FieldCheck, read_name, write_name
+from fedsync.cipher.encoding.fields import read_name, write_name
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, SiloKeys, is_signed
 from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common.errors import ProtocolError
@@ -228,11 +228,11 @@ class SignedSnapshot:
     @classmethod
     def read(cls, data: bytes | memoryview, sender: str) -> SignedSnapshot:
         """Parse a snapshot without checking the signature; raise `ProtocolError` if it is malformed."""
-        content, check = memoryview(data), FieldCheck(sender)
-        name, at = read_name(content, 0, check)
+        content = memoryview(data)
+        name, at = read_name(content, 0, sender)
         start = at + _SNAPSHOT.size + SIGNATURE_BYTES
         if len(content) < start:
-            check.fail("snapshot", f"it ends at {len(content)} bytes")
+            raise ProtocolError(sender, "snapshot", f"it ends at {len(content)} bytes")
         run, version = _SNAPSHOT.unpack_from(content, at)
         signed = bytes(content[: at + _SNAPSHOT.size]) + hashlib.sha256(content[start:]).digest()
         return cls(name, run, version, signed, bytes(content[at + _SNAPSHOT.size : start]), content[start:])

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -30,39 +29,30 @@ _MEMBER = struct.Struct(f"<Q{NONCE_BYTES}s{DIGEST_BYTES}s")
 _DIGESTS = struct.Struct(f"<{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
-@dataclass(frozen=True, slots=True)
-class FieldCheck:
-    """Checks of a message from ``sender``; a failed check raises a `ProtocolError` that names the sender."""
-
-    sender: str
-
-    def fail(self, check: str, detail: str) -> None:
-        raise ProtocolError(self.sender, check, detail)
-
-    def same(self, check: str, found: object, wanted: object) -> None:
-        if found != wanted:
-            shown = [value.hex() if isinstance(value, bytes) else repr(value) for value in (found, wanted)]
-            raise ProtocolError(self.sender, check, f"{shown[0]}, expected {shown[1]}")
+def check_same(sender: str, check: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        shown = [value.hex() if isinstance(value, bytes) else repr(value) for value in (found, wanted)]
+        raise ProtocolError(sender, check, f"{shown[0]}, expected {shown[1]}")
 
 
-def read_name(header: memoryview, at: int, check: FieldCheck) -> tuple[str, int]:
+def read_name(header: memoryview, at: int, sender: str) -> tuple[str, int]:
     """Read a name of 1 to 255 bytes at ``at``; return the name and its end."""
     if at >= len(header):
-        check.fail("header", "ends where a name is expected")
+        raise ProtocolError(sender, "header", "ends where a name is expected")
     end = at + 1 + header[at]
     if end > len(header) or end == at + 1:
-        check.fail("header", "a name is empty or does not end")
+        raise ProtocolError(sender, "header", "a name is empty or does not end")
     try:
         return str(header[at + 1 : end], "utf-8"), end
     except UnicodeDecodeError:
-        raise ProtocolError(check.sender, "header", "a name is no UTF-8") from None
+        raise ProtocolError(sender, "header", "a name is no UTF-8") from None
 
 
-def read_member(header: memoryview, at: int, check: FieldCheck, *, digests: bool) -> tuple[Member, int]:
-    update_id, at = read_name(header, at, check)
+def read_member(header: memoryview, at: int, sender: str, *, digests: bool) -> tuple[Member, int]:
+    update_id, at = read_name(header, at, sender)
     end = at + _MEMBER.size + (_DIGESTS.size if digests else 0)
     if end > len(header):
-        check.fail("header", "ends within a member")
+        raise ProtocolError(sender, "header", "ends within a member")
     base, nonce, chain = _MEMBER.unpack_from(header, at)
     found = _DIGESTS.unpack_from(header, at + _MEMBER.size) if digests else ()
     return Member(update_id, base, nonce, chain, *found), end

@@ -25,14 +25,16 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.fields import FieldCheck, annex_digest, read_member, read_name, write_member, write_name
+from fedsync.cipher.encoding.fields import annex_digest, check_same, read_member, read_name, write_member, write_name
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import FINGERPRINT_BYTES, SIGNATURE_BYTES, is_signed, sign
 from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Form, Member, Words, check_additions, words_fault
+from fedsync.common.errors import ProtocolError
 from fedsync.model.chunked_arrays import pieces as array_pieces
 
 VERSION = 4
@@ -234,14 +236,14 @@ def _signed(
     view: memoryview, size: int, end: int, head: Head, words: Words, digest: bytes | None, expected: Expected
 ) -> Envelope:
     """Read tag and signature behind a payload from ``size`` to ``end``; check the signature if it has a ``digest``."""
-    check, tag, signature = FieldCheck(expected.sender), TAG.unpack_from(view, end), bytes(view[end + TAG.size :])
+    tag, signature = TAG.unpack_from(view, end), bytes(view[end + TAG.size :])
     if max(tag) >= head.form.modulus:
-        check.fail("tag", "a number of the tag is not below its modulus")
+        raise ProtocolError(expected.sender, "tag", "a number of the tag is not below its modulus")
     if digest is not None:
         head = replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
         signed = b"".join((view[:size], digest, TAG.pack(*tag)))
         if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
-            check.fail("signature", "not signed by the sender, or changed in transit")
+            raise ProtocolError(expected.sender, "signature", "not signed by the sender, or changed in transit")
     return Envelope(head, words, tag, signature)
 
 
@@ -250,61 +252,62 @@ def _read_head(view: memoryview, expected: Expected, payload: int) -> tuple[Head
 
     Suite, lanes and chunks are compared first, because the expected length of ``payload`` [bytes] depends on them.
     """
-    check = FieldCheck(expected.sender)
+    same = partial(check_same, expected.sender)
     if len(view) < _FIXED.size + TRAILER_BYTES:
-        check.fail("length", f"{len(view)} bytes are no message")
+        raise ProtocolError(expected.sender, "length", f"{len(view)} bytes are no message")
     fields = _FIXED.unpack_from(view)
     magic, version, kind, suite, bits, lanes, count, size, annexed, chunks, *rest = fields
-    check.same("magic", magic, _MAGIC)
-    check.same("version", version, VERSION)
-    check.same("kind", kind, int(expected.kind))
-    check.same("suite", suite, expected.form.code)
-    check.same("bits", bits, expected.packing.bits)
-    check.same("lanes", lanes, expected.packing.count)
-    check.same("chunks", chunks, expected.chunks)
+    same("magic", magic, _MAGIC)
+    same("version", version, VERSION)
+    same("kind", kind, int(expected.kind))
+    same("suite", suite, expected.form.code)
+    same("bits", bits, expected.packing.bits)
+    same("lanes", lanes, expected.packing.count)
+    same("chunks", chunks, expected.chunks)
     if not 1 <= count <= MAX_MEMBERS:
-        check.fail("members", f"{count} members, at most {MAX_MEMBERS}")
+        raise ProtocolError(expected.sender, "members", f"{count} members, at most {MAX_MEMBERS}")
     if not _FIXED.size <= size <= len(view) or size % _ALIGN:
-        check.fail("header", f"a header of {size} bytes in a message of {len(view)}")
+        raise ProtocolError(expected.sender, "header", f"a header of {size} bytes in a message of {len(view)}")
     most = MAX_ANNEX if kind == Kind.UPDATE and expected.form is MASKED else 0
     if annexed > most:
-        check.fail("annex", f"{annexed} bytes, at most {most}")
+        raise ProtocolError(expected.sender, "annex", f"{annexed} bytes, at most {most}")
     start = size + annexed + -annexed % _ALIGN
-    check.same("length", len(view), start + payload + TRAILER_BYTES)
-    sender, at = read_name(view[:size], _FIXED.size, check)
+    same("length", len(view), start + payload + TRAILER_BYTES)
+    sender, at = read_name(view[:size], _FIXED.size, expected.sender)
     members: list[Member] = []
     for _ in range(count):
-        member, at = read_member(view[:size], at, check, digests=kind == Kind.AGGREGATE)
+        member, at = read_member(view[:size], at, expected.sender, digests=kind == Kind.AGGREGATE)
         members.append(member)
     if size - at >= _ALIGN or any(view[at:size]):
-        check.fail("header", "has more bytes after the members")
+        raise ProtocolError(expected.sender, "header", "has more bytes after the members")
     annex = bytes(view[size : size + annexed])
     if any(view[size + annexed : start]):
-        check.fail("annex", "has more bytes after its end")
+        raise ProtocolError(expected.sender, "annex", "has more bytes after its end")
     epoch, attempt, round_, fingerprint, grid = rest
     head = Head(
         Kind(kind), expected.form, expected.packing, sender, round_, attempt, epoch, fingerprint, grid, chunks,
         tuple(members), annex,
     )  # fmt: skip
-    _compare(head, expected, check)
+    _compare(head, expected)
     return head, start
 
 
-def _compare(head: Head, expected: Expected, check: FieldCheck) -> None:
-    check.same("sender", head.sender, expected.sender)
-    check.same("key epoch", head.epoch, expected.epoch)
-    check.same("key fingerprint", head.fingerprint, expected.fingerprint)
-    check.same("round", head.round, expected.round)
+def _compare(head: Head, expected: Expected) -> None:
+    same = partial(check_same, expected.sender)
+    same("sender", head.sender, expected.sender)
+    same("key epoch", head.epoch, expected.epoch)
+    same("key fingerprint", head.fingerprint, expected.fingerprint)
+    same("round", head.round, expected.round)
     if expected.attempt is not None:
-        check.same("attempt", head.attempt, expected.attempt)
+        same("attempt", head.attempt, expected.attempt)
     if expected.grid is not None:
-        check.same("grid", head.grid, expected.grid)
+        same("grid", head.grid, expected.grid)
     check_additions(head.members, head.form.limit(head.packing), expected.sender)
     if head.kind is not Kind.AGGREGATE:
-        check.same("members", len(head.members), 1)
-        check.same("round", head.members[0].round, head.round)
+        same("members", len(head.members), 1)
+        same("round", head.members[0].round, head.round)
         if expected.update_id is not None:
-            check.same("update id", head.members[0].update_id, expected.update_id)
+            same("update id", head.members[0].update_id, expected.update_id)
 
 
 def _pack(head: Head) -> bytes:

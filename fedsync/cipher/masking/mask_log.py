@@ -104,16 +104,10 @@ class Masking:
     def __init__(self, ring: Ring, run: bytes) -> None:
         self._run = run
         self._log = MaskLog(ring, run)
+        self.pair = self._log.pair
+        self.announcement = announce(self.pair, run)
         self._rounds: dict[bytes, tuple[int, MaskRound]] = {}
         self._revealed: set[bytes] = set()
-
-    @property
-    def announcement(self) -> bytes:
-        return announce(self._log.pair, self._run)
-
-    @property
-    def pair(self) -> SiloKeys:
-        return self._log.pair
 
     @property
     def unrevealed(self) -> bool:
@@ -127,7 +121,7 @@ class Masking:
         if the masks were used before, or the roster does not have this silo's pair.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
-        masks = MaskRound(self._log.pair, roster, context, work, ratio)
+        masks = MaskRound(self.pair, roster, context, work, ratio)
         self._log.enter(order.base_version, attempt)
         self._rounds[context] = order.base_version, masks
         self._rounds = dict(list(self._rounds.items())[-_ROUNDS:])

@@ -116,10 +116,6 @@ class TrainingProcess:
                 return "a process that has ended"
             return self._at or "a call that lets no other thread run"
 
-    @property
-    def pid(self) -> int:
-        return self._started.pid
-
     def end(self) -> None:
         self._started.end()
 

@@ -65,10 +65,6 @@ class StartedProcess:
         self.end = weakref.finalize(self, _end, self._process, self.channel)
         """Kills the process and all processes that it started."""
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def exit_code(self, wait_s: float = 0.0) -> int | None:
         if wait_s > 0:
             with suppress(subprocess.TimeoutExpired):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -206,48 +206,40 @@ class StepSigns:
         return StepSigns(steps, cpu_s, 0.0 if lives else self.still_s + LOOK_S)
 
 
-class HangWatch:
-    """Context manager that watches the work of its thread from another thread.
+@contextlib.contextmanager
+def hang_watch(
+    what: str,
+    steps: Callable[[], int],
+    unwanted: Callable[[], bool],
+    found: Callable[[Hanging], None],
+    where: Callable[[int], str],
+    *,
+    waits: bool,
+) -> Iterator[None]:
+    """Watch the work of this thread from another thread.
 
     ``unwanted`` returns whether nobody waits for the work. ``where`` returns the code line of a thread, for people.
     ``waits``: the work may wait for any length of time. ``found`` is called once, with the error, if the work hangs.
     """
+    over, watched = threading.Event(), threading.get_ident()
 
-    def __init__(
-        self,
-        what: str,
-        steps: Callable[[], int],
-        unwanted: Callable[[], bool],
-        found: Callable[[Hanging], None],
-        where: Callable[[int], str],
-        *,
-        waits: bool,
-    ) -> None:
-        self._what, self._steps, self._unwanted, self._found = what, steps, unwanted, found
-        self._where, self._waits = where, waits
-        self._over = threading.Event()
-        self._thread = 0
-
-    def __enter__(self) -> Self:
-        self._thread = threading.get_ident()
-        threading.Thread(target=self._look, daemon=True).start()
-        return self
-
-    def __exit__(self, *what: object) -> None:
-        self._over.set()
-
-    def _look(self) -> None:
+    def look() -> None:
         signs = StepSigns()
-        while not self._over.wait(LOOK_S):
-            signs = signs.after(self._steps(), _group_processor_s())
-            patience_s = UNWANTED_S if self._unwanted() else inf if self._waits else PATIENCE_S
+        while not over.wait(LOOK_S):
+            signs = signs.after(steps(), _group_processor_s())
+            patience_s = UNWANTED_S if unwanted() else inf if waits else PATIENCE_S
             if signs.still_s >= patience_s:
-                logger.warning("%s hangs here:", self._what)
-                where = f"hangs, after {signs.steps} steps, in {self._where(self._thread)}"
+                logger.warning("%s hangs here:", what)
                 still = f"for {signs.still_s:.0f} s no step ended and no processor time was taken"
                 then = "The trainer ends, and the next message starts another"
-                self._found(Hanging(f"{self._what} {where}: {still}. {then}"))
+                found(Hanging(f"{what} hangs, after {signs.steps} steps, in {where(watched)}: {still}. {then}"))
                 return
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _group_processor_s() -> float:

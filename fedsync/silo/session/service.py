@@ -42,7 +42,7 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Completed, Identity, Reply, Request
 from fedsync.silo.session.current_order import CurrentOrder, OrderJob
-from fedsync.silo.session.liveness import HangWatch
+from fedsync.silo.session.liveness import hang_watch
 from fedsync.silo.session.session import SiloSession
 
 logger = foreign.logger(__name__)
@@ -156,7 +156,7 @@ class TrainerService:
             self._current.hang(job, error, self.holds)
 
         what, steps, unwanted = f"order {job.order.update_id!r}", lambda: job.steps, lambda: job.given_up
-        with self._training, HangWatch(what, steps, unwanted, found, self._session.where, waits=self._waits):
+        with self._training, hang_watch(what, steps, unwanted, found, self._session.where, waits=self._waits):
             return self._session.train(job.order, received, job.watch)
 
     def _judge(self, received: Payload, request: protocol.EvaluateModel) -> Evaluation | protocol.Attestation:
@@ -165,7 +165,7 @@ class TrainerService:
             self._give_up()
 
         what = f"the evaluation of version {request.version}"
-        with HangWatch(what, lambda: 0, lambda: self.busy, found, self._session.where, waits=self._waits):
+        with hang_watch(what, lambda: 0, lambda: self.busy, found, self._session.where, waits=self._waits):
             return self._session.evaluate(received, request)
 
     def _give_up(self) -> None:

@@ -27,7 +27,7 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.training import UserConfig
 from fedsync.core.orders import Cursor, Evaluation, SiloFacts, Split, Subject, WorkOrder
-from fedsync.model.layout import Layout, Vector
+from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.plain_wire import FP32
 from fedsync.model.table_columns import digest_of
@@ -106,7 +106,8 @@ class SiloSession:
             from fedsync.silo.session.silo_setup import local_trainer
 
             self._trainer = local_trainer(spec, identity, many=virtual)
-        plan = spec.encryption_plan(self._trainer.facts.layout)
+        self.layout = self._trainer.facts.layout
+        plan = spec.encryption_plan(self.layout)
         noise = None if plan is None else plan.noise
         kept = None if virtual else folder
         self._file = None if folder is None else folder / ANSWER
@@ -135,7 +136,7 @@ class SiloSession:
         same = bytes.fromhex(facts.frozen) + (b"" if table is None else digest_of(table))
         # A real silo keeps its column names secret, like all content of its files.
         told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
-        self.form = ModelForm.of(facts.layout, _frozen(same, spec, identity, keys), told)
+        self.form = ModelForm.of(self.layout, _frozen(same, spec, identity, keys), told)
         self.replica: Replica = plain_replica(spec, facts, folder)
         if plan is not None and keys is not None:
             first, own, count = self._owner.first_model, self._trainer, facts.examples
@@ -166,10 +167,6 @@ class SiloSession:
     @property
     def _finished(self) -> int:
         return 0 if self.last is None else self.last.number
-
-    @property
-    def layout(self) -> Layout:
-        return self._trainer.facts.layout
 
     @property
     def trainer_facts(self) -> TrainerFacts:

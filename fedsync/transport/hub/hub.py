@@ -42,7 +42,7 @@ class Hub:
         private_folder(folder)
         self._lock = threading.RLock()
         self._sessions, self._blobs = Sessions(folder / "sessions.json"), Blobs(folder)
-        self._sessions.dropped = self._forget_ticket
+        self._sessions.dropped, self.run = self._forget_ticket, self._sessions.run
         self._deliveries: SimpleQueue[SiloAnswer] = SimpleQueue()
         self._door = Door(self._sessions, self._blobs, self._delivered, self._lock)
         self._server: uvicorn.Server | None = None
@@ -110,10 +110,6 @@ class Hub:
             self._thread.join(_CLOSE_S)
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
-
-    @property
-    def run(self) -> str:
-        return self._sessions.run
 
     # Silos.
 
