@@ -7,9 +7,9 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=56122, code=32824, docstrings=7958, largest_folder=19, names_twice=0),
-    "fedsync/extras": Size(lines=11819, code=6765, docstrings=1778, largest_folder=11, names_twice=0),
-    "tests": Size(lines=74663, code=49646, docstrings=3179, largest_folder=40, names_twice=33),
+    "fedsync": Size(lines=53998, code=31634, docstrings=7714, largest_folder=18, names_twice=0),
+    "fedsync/extras": Size(lines=13584, code=7793, docstrings=2023, largest_folder=11, names_twice=0),
+    "tests": Size(lines=73353, code=48707, docstrings=3142, largest_folder=40, names_twice=33),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 
