@@ -44,7 +44,7 @@ def test_a_killed_training_process_is_private_again(short: Path, monkeypatch: py
 
     try:
         first = ask(order_of(1))
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process._started._process.pid, signal.SIGKILL)
         assert process._started.exit_code(10.0) is not None
         second = ask(order_of(2))
     finally:

@@ -50,7 +50,8 @@ _CHANGES: Changes = {
         (
             "a-request-that-failed-counts-as-sent",
             "            if name is None:\n                lost",
-            "            if name is None and not sent.works:\n                lost",
+            "            if name is None and not isinstance(sent.request, protocol.Train | protocol.EvaluateModel):\n"
+            "                lost",
         ),
     ),
 }
