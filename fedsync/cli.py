@@ -29,7 +29,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.tables import Comparison, comparison_table, silo_table, statistics_table
+from fedsync.observe.tables import Comparison, comparison_table, silo_table
 from fedsync.observe.terminal import Terminal, words
 
 app = typer.Typer(
@@ -122,6 +122,8 @@ def run(
     folder = mine.path
     summary = _run(start, config, cluster, mine, target_accuracy, timing_only=timing_only)
     if (folder / STATISTICS).exists():
+        from fedsync.extras.surveys.statistics_table import statistics_table
+
         console.print(statistics_table(json.loads((folder / STATISTICS).read_text(encoding="utf-8"))))
     console.print(silo_table(summary))
     if "privacy" in summary:
@@ -163,6 +165,7 @@ def compare(
     Without --target-accuracy, the target of each seed is the final accuracy of the first strategy.
     With several seeds, the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
     A strategy with a failed run is not in the tables; the other strategies run, and the exit status is 1.
+    Ratios and targets are then of the first strategy without a failed run.
     """
     start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal)
     cluster = ClusterConfig.load(silos)
@@ -172,6 +175,8 @@ def compare(
         if names.count(name) > 1:
             problem = f"two of the strategies are named {name!r}"
             raise ConfigError("compare", problem, "Give each file a name of its own")
+    for config in first_seeds:
+        _check(config, cluster, target_accuracy)
     planned = [f"{each.name}-{number}" for each in first_seeds for number in range(each.seed, each.seed + seeds)]
     whole = _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned)
     try:
@@ -184,7 +189,8 @@ def compare(
                 mine = _claim(whole.path / f"{config.name}-{number}", whole.path, overwrite=overwrite)
                 try:
                     summaries[-1].append(_run(start, config, cluster, mine, target_accuracy, timing_only=timing_only))
-                except RunError as error:
+                except FedSyncError as error:
+                    console.print(f"{config.name} {number} failed:", style="red")
                     _say(error)
                     failed.setdefault(config.name, {})[number] = str(error)
         complete = [runs for runs in summaries if len(runs) == seeds]
@@ -298,12 +304,16 @@ def _run(
     every_s = 0.5 if timing_only else 0.0
     label = f"{config.name} {config.seed}"
     try:
-        config.check_silos([silo.name for silo in cluster.silos])
-        config.check_target(target_accuracy)
+        _check(config, cluster, target_accuracy)
         with RunProgress(console, label, config.stop.rounds, every_s, trained=not timing_only) as progress:
             return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
     finally:
         folder.release()
+
+
+def _check(config: StrategyConfig, cluster: ClusterConfig, target_accuracy: float | None) -> None:
+    config.check_silos([silo.name for silo in cluster.silos])
+    config.check_target(target_accuracy)
 
 
 def runner(runtime: Runtime) -> Runner:

@@ -63,7 +63,7 @@ DOORS = {
     "papers": {"cli.py"},
     "privacy_plan": {"cli.py", "commands/validate.py"},
     "report": {"commands/__init__.py"},
-    "surveys": {"config/tasks/survival_task.py", "silo/session/session.py"},
+    "surveys": {"config/tasks/survival_task.py", "silo/session/session.py", "cli.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/__init__.py"},
     "tracing": {"observe/run_builder.py", "cipher/server/sealed_aggregator.py", "commands/__init__.py"},
     "tuning": {"commands/__init__.py"},

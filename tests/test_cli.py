@@ -97,6 +97,7 @@ def test_a_comparison_goes_on_without_a_strategy_whose_run_failed(
     assert (fedavg["strategy"], fedavg["ratio"]) == ("fedavg", 1.0)
     assert bad_row["strategy"] == "bad" and "training diverged" in bad_row["failed"]["7"]
     assert main(monkeypatch, "report", *map(str, Path("cmp").iterdir())) == 0, "a shell's pattern names files, too"
+    assert main(monkeypatch, "report", "cmp/fedavg-7", "typo") == 2
 
 
 def test_schemas_are_json_schema() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from typing import Any, Literal
 
 import numpy as np
@@ -212,8 +212,8 @@ class Selection:
             silos = {name: numbers_of(each, metrics) for name, each in found.items()}
             try:
                 value = float(self.by(score.numbers, silos))
-                if not isfinite(value):
-                    raise ValueError(f"it returned {value}")
+                if isnan(value):
+                    raise ValueError("it returned nan")
             except Exception as error:  # whatever a user's rule raises
                 problem = f"{self.metric} does not rate version {score.version}: {type(error).__name__}: {error}"
                 remedy = "Correct the function; a metric that cannot be computed is absent from its arguments"

@@ -61,8 +61,8 @@ def is_cut_off(folder: Path) -> bool:
     """Whether the run's process has ended; False if that is unknown."""
     lock = folder / OPERATOR / LISTENING
     try:
-        if _header(folder).get("runtime") == "virtual":  # no operator steers it
-            return not held(folder / RUN_LOCK)
+        if _header(folder).get("runtime") == "virtual":  # a survey is inside the locked folder of its run
+            return not (held(folder / RUN_LOCK) or held(folder.parent / RUN_LOCK))
         return lock.exists() and not held(lock)
     except OSError:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -13,7 +13,6 @@ from rich.table import Table
 
 from fedsync.observe.terminal import words
 
-_BARS = " ▁▂▃▄▅▆▇█"
 MOST_ROWS = 50
 """Maximum number of silos that `silo_table` lists; for more silos, the table shows quantiles."""
 
@@ -85,40 +84,19 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     columns = {"strategy": [str(row["strategy"]) for row in rows]}
     if trained:
-        columns["to target s"] = [_cell(row["seconds_to_target"], "{:.1f}", "missed") for row in rows]
-        columns["ratio"] = [_cell(row["ratio"], "{:.3f}") for row in rows]
+        columns["to target s"] = [cell(row["seconds_to_target"], "{:.1f}", "missed") for row in rows]
+        columns["ratio"] = [cell(row["ratio"], "{:.3f}") for row in rows]
         columns["reached"] = [f"{row['reached']}/{len(row['seeds'])}" for row in rows]
-    columns["total s"] = [_cell(row["seconds"], "{:.1f}") for row in rows]
+    columns["total s"] = [cell(row["seconds"], "{:.1f}") for row in rows]
     if trained:
-        columns["accuracy"] = [_cell(row["accuracy"], "{:.4f}") for row in rows]
-    columns["utilised"] = [_cell(row["utilisation"], "{:.1%}") for row in rows]
-    columns["waiting"] = [_cell(row["wait_fraction"], "{:.1%}") for row in rows]
+        columns["accuracy"] = [cell(row["accuracy"], "{:.4f}") for row in rows]
+    columns["utilised"] = [cell(row["utilisation"], "{:.1%}") for row in rows]
+    columns["waiting"] = [cell(row["wait_fraction"], "{:.1%}") for row in rows]
     table = new_table(title, *columns)
     table.padding = (0, 1, 0, 0)  # eight columns fit 80 characters with two spaces between them, not with three
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
-
-
-def statistics_table(found: Mapping[str, Any]) -> Table:
-    """Return the output of `fedsync.evaluation.survey.findings.told` as a table, one row per data column."""
-    classes = ", ".join(_cell(count) for count in found["classes"])
-    title = f"{found['silos']} silos, {_cell(found['rows'])} training rows, of classes 0, 1 ...: {classes}"
-    table = new_table(title, "column", "known", "missing", "mean", "deviation", "histogram")
-    for column in found["columns"]:
-        numbers = [_cell(column.get(name), "{:.4g}") for name in ("mean", "deviation")]
-        table.add_row(
-            column["column"], _cell(column["known"]), _cell(column["missing"]), *numbers, _bars(column.get("counts"))
-        )
-    return table
-
-
-def _bars(counts: list[int | str | None] | None) -> str:
-    """Draw a histogram with one character per bin; a dot marks a withheld count."""
-    if counts is None:
-        return ""
-    most = max((count for count in counts if isinstance(count, int)), default=0) or 1
-    return "".join(_BARS[-(-8 * count // most)] if isinstance(count, int) else "·" for count in counts)
 
 
 def new_table(title: str | None, *columns: str, left: Collection[str] = (), wraps: str = "") -> Table:
@@ -132,5 +110,5 @@ def new_table(title: str | None, *columns: str, left: Collection[str] = (), wrap
     return table
 
 
-def _cell(value: float | str | None, form: str = "{}", missing: str = "-") -> str:
+def cell(value: float | str | None, form: str = "{}", missing: str = "-") -> str:
     return missing if value is None else form.format(value)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -58,6 +58,7 @@ from fedsync.core.events import (
 from fedsync.core.orders import Evaluation, Presence, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_sealed
 from fedsync.model.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
+from fedsync.observe.lost_silos import MOST_NAMED, LostSilo
 from fedsync.observe.recorder import Recorder
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Refusal, Refused
@@ -123,6 +124,9 @@ SPARE_EPOCHS = 10
 
 class Stuck(RunError):
     """Failure of a run whose silos, for lack of presence or work, bring no further version."""
+
+    def naming(self, missing: Sequence[LostSilo]) -> RunError:
+        return RunError("; ".join([str(self), *(each.words for each in missing[:MOST_NAMED])]))
 
 
 class VirtualDriver:

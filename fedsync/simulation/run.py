@@ -20,7 +20,6 @@ from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.tensor_parts import CommonForm
 from fedsync.model.transfer import Aggregator, Replica
-from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.quality.kept_models import KeptModels
 from fedsync.observe.quality.survey_report import FOLDER, after_survey, write_statistics
 from fedsync.observe.recorder import Listener
@@ -116,8 +115,7 @@ def _drive(
         driver.run()
         last = final_model(aggregator, replicas)
     except Stuck as error:
-        missing = [each.words for each in recorder.ledger.missing()[:MOST_NAMED]]
-        raise RunError("; ".join([str(error), *missing])) from error
+        raise error.naming(recorder.ledger.missing()) from error
     finally:
         best = best_model(aggregator, replicas)
         if recorder.ledger.best is not None and best is not None:

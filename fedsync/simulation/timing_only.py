@@ -26,7 +26,7 @@ from fedsync.model.transfer import NO_PAYLOAD, InTheClear, Payload, Replica
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder
 from fedsync.silo.protocol import EvaluateModel
-from fedsync.simulation.engine import Untrained, VirtualDriver
+from fedsync.simulation.engine import Stuck, Untrained, VirtualDriver
 from fedsync.simulation.machine import Machine
 
 MODEL_BYTES = 1_000_000
@@ -141,6 +141,8 @@ def run_timing(
         try:
             with _no_garbage():
                 driver.run()
+        except Stuck as error:
+            raise error.naming(recorder.ledger.missing()) from error
         finally:
             summary = recorder.finish()
         recorder.check_silos()

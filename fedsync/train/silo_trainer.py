@@ -139,8 +139,9 @@ def likely_update(
         evaluate=False,
     )
     try:
+        first = trainer.initial_model()  # if it fails, no row was read, and nothing is spent
         begins(order)
-        update = trainer.run(order, trainer.initial_model(), Cursor()).update
+        update = trainer.run(order, first, Cursor()).update
     except UserCodeError:
         # The first real order will fail in the same way and report the error.
         update = np.zeros(trainer.facts.layout.size, np.float32)

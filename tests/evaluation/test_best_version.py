@@ -43,6 +43,7 @@ def test_a_version_is_judged_by_all_silos_by_the_worst_or_by_a_rule_of_ones_own(
     assert judged(Selection(by=rule), found, 0.4) == 0.4 + 0.9 + 3.0
     with pytest.raises(UserCodeError, match="it returned nan"):
         judged(Selection(by=lambda pooled, silos: float("nan")), found, 0.4)
+    assert judged(Selection(by=lambda pooled, silos: float("-inf")), found, 0.4) is None, "this version is not wanted"
 
 
 @pytest.mark.parametrize(

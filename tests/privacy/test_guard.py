@@ -4,16 +4,25 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, Hanging, OwnerRefusal, ProtocolError
+from fedsync.common.errors import (
+    BudgetSpent,
+    ConfigError,
+    Diverged,
+    Hanging,
+    OwnerRefusal,
+    ProtocolError,
+    UserCodeError,
+)
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.survey import survey_of
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.model.transfer import Payload
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.accounting import epsilon
@@ -25,6 +34,7 @@ from fedsync.silo.protocol import STATE, Identity
 from fedsync.silo.session.current_order import OrderJob
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
+from fedsync.train.silo_trainer import likely_update
 from tests.privacy.guards import (
     BATCH,
     BUDGET,
@@ -418,3 +428,10 @@ def test_a_spent_budget_begins_no_run_with_a_target(folder: Path) -> None:
     ledger.enter("earlier", "a/1", {Release(1.0, 2.0): 1})
     with pytest.raises(BudgetSpent, match=r"no noise is enough for the plan to have epsilon 1.*Ask for fewer rounds"):
         session(folder, {"noise_multiplier": None, "target_epsilon": 1.0, "delta": 1e-3}, budget)
+
+
+def test_nothing_is_spent_for_an_estimate_whose_model_cannot_be_built() -> None:
+    trainer, begun = Mock(), list[WorkOrder]()
+    trainer.initial_model.side_effect = UserCodeError("no model")
+    trainer.facts.layout.size = 3
+    assert not likely_update(trainer, begun.append, 4, 2, 0.1, 0)[0].any() and not begun

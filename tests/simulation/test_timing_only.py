@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsync.cli import Runtime, _starter
-from fedsync.common.errors import ConfigError
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.events import UpdateArrived
@@ -32,6 +32,11 @@ def test_time_passes_as_with_training(tmp_path: Path) -> None:
     assert (summary["accuracy"], summary["loss"], summary["rounds"]) == (None, None, 3)
     assert summary["notes"] == [], "nobody was to evaluate anything, so no evaluation has failed"
     assert [silo["orders"] for silo in summary["silos"]] == [3] * 5
+
+
+def test_a_run_that_everybody_left_names_them(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nothing is left to happen.*; a is missing since 10\.0 s: left"):
+        run_timing(strategy(), cluster({"speed": 100.0, "leaves_at_s": 10.0}), tmp_path)
 
 
 def test_a_report_is_plausible_and_evaluates_nothing(tmp_path: Path) -> None:

@@ -238,9 +238,10 @@ class EncryptedReplica:
             return None, None, ROUNDS
         if not order.evaluate:
             return None, report.loss, ROUNDS
-        model = order.update_id if order.subject.own else digest(self._state.model).hex()
         if order.subject is Subject.BEST and self.best is not None:
             model = self.best.digest
+        else:
+            model = order.update_id if order.subject.own else digest(self._state.model).hex()
         if not self._asked.admits(order, model):
             return None, report.loss, ROUNDS
         found = countable(self._ring.own.name, report.evaluation, self._plan.statistics)

@@ -27,10 +27,9 @@ def report(
 
     if out is not None:
         check_result(out, "--out")
-    # A shell's pattern for the runs of a comparison matches the comparison's own files, too.
-    folders = [folder for folder in folders if folder.is_dir()] or folders
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    runs = read_runs(folders)
+    # A shell's pattern for the runs of a comparison matches the comparison's own files, too.
+    runs = read_runs([folder for folder in folders if not folder.is_file()] or folders)
     write_result(path, page(runs).encode(), named=out is not None)
     others = files_beside(runs)
     for name, text in others.items():

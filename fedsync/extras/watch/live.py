@@ -209,8 +209,9 @@ def watch(
                     told = before
             else:
                 run.note_end(summary=ended, gone=gone)
-                # At a terminal, the user may wait for a manual resume.
-                ended |= run.ledger.stopped is not None or (run.cut_off and live is None and not resumes_itself(folder))
+                # At a terminal, the user may wait for a manual resume; virtual runs cannot be resumed.
+                final = run.cut_off and (live is None or run.virtual) and not resumes_itself(folder)
+                ended |= run.ledger.stopped is not None or final
                 view = run.view(wall() - news_s, way_on(run.runtime, folder) if run.cut_off else "")
             if live is not None:
                 live.update(view, refresh=True)

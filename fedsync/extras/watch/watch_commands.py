@@ -26,7 +26,7 @@ def statistics(
 ) -> None:
     """Show the column statistics of all silos, if the run's task asked for them."""
     from fedsync.evaluation.survey.findings import STATISTICS
-    from fedsync.observe.tables import statistics_table
+    from fedsync.extras.surveys.statistics_table import statistics_table
 
     path = folder / STATISTICS
     try:

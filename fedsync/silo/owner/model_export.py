@@ -105,7 +105,9 @@ def kept_runs(trainers: Path) -> list[KeptRun]:
     """Return the newest run first, and surveys of columns after all other runs: most of them precede a training."""
     found: dict[RunText, list[tuple[float, Path]]] = {}
     try:
-        folders = sorted(trainers.iterdir()) if trainers.exists() else []
+        folders = sorted(trainers.iterdir())
+    except FileNotFoundError:
+        folders = []
     except OSError as error:
         remedy = "Run this as the user that runs `fedsync silo start`"
         raise ConfigError(str(trainers), f"cannot be read: {error.strerror}", remedy) from error

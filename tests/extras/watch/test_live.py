@@ -143,7 +143,8 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
         with (live / "journal.jsonl").open("a") as file:
             file.write(lines[len(pauses)])
 
-    output = watched(live, grow, terminal=True)
+    with taken(live / RUN_LOCK):
+        output = watched(live, grow, terminal=True)
     assert len(pauses) == len(lines) - 1
     assert "nothing has happened yet" in output
     assert "stopped: 3 rounds done" in output
@@ -184,7 +185,7 @@ def test_a_run_whose_process_was_killed_is_cut_off_and_says_how_it_goes_on(tmp_p
     with taken(tmp_path / RUN_LOCK if runtime == "virtual" else desk):
         assert "paused by the operator" in seen()
         assert RunView(tmp_path).look()["state"] == "paused"
-    ended = seen()
+    ended = watched(tmp_path, terminal=True) if runtime == "virtual" else seen()
     page = RunView(tmp_path)
     look = page.look()
     # Both silos had an order when the process was killed.
