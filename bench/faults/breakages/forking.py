@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
-TESTS = ("tests/common/test_fork_server.py", "tests/silo/test_forked.py", "tests/train/test_options.py")
+TESTS = ("tests/common/test_fork_server.py", "tests/silo/test_forked.py")
 
 _CHANGES: Changes = {
     "common/fork_server.py": (
