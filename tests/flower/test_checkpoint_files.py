@@ -135,6 +135,13 @@ def test_the_journal_is_on_disk_before_what_depends_on_it(
     assert names == [(JOURNAL, in_line), ("1", in_line)], "and under encryption before `save` returns"
 
 
+def test_fields_are_written_by_name(tmp_path: Path) -> None:
+    """A later version may order them otherwise."""
+    save(checkpoints(tmp_path), 1)
+    data = (tmp_path / FOLDER / "1.ckpt").read_bytes()
+    assert all(name in data for name in (b"elapsed_s", b"position", b"evaluating", b"aggregator"))
+
+
 @pytest.mark.parametrize(
     ("kind", "behind", "anew"), [("plain", COMMIT, True), ("plain", b"", False), ("pad", COMMIT, False)]
 )
