@@ -110,6 +110,7 @@ def run(
     if strategy is None:
         raise ConfigError("STRATEGY", "no strategy is named", "Name a file or a shipped strategy, or give --resume DIR")
     config, cluster = StrategyConfig.load(strategy, _overrides(assignments, seed)), ClusterConfig.load(silos)
+    _check(config, cluster, target_accuracy)
     for line in [] if timing_only else config.task.look({one.name: one.data for one in cluster.silos}, config.seed):
         console.print(line, highlight=False, markup=False)
     if config.privacy is not None and not timing_only:
@@ -170,12 +171,10 @@ def compare(
     start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal)
     cluster = ClusterConfig.load(silos)
     first_seeds = [StrategyConfig.load(name, _overrides(assignments, seed)) for name in strategies]
-    names = [config.name for config in first_seeds]
-    for name in names:
-        if names.count(name) > 1:
-            problem = f"two of the strategies are named {name!r}"
-            raise ConfigError("compare", problem, "Give each file a name of its own")
     for config in first_seeds:
+        if [each.name for each in first_seeds].count(config.name) > 1:
+            problem = f"two of the strategies are named {config.name!r}"
+            raise ConfigError("compare", problem, "Give each file a name of its own")
         _check(config, cluster, target_accuracy)
     planned = [f"{each.name}-{number}" for each in first_seeds for number in range(each.seed, each.seed + seeds)]
     whole = _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned)
@@ -216,7 +215,8 @@ def _show_comparison(
 ) -> None:
     """Print the tables of complete strategies, and write their files; ``failed`` has errors by strategy and seed."""
     seeds = len(summaries[0])
-    comparisons = _compare(summaries, out, target_accuracy)
+    folders = [[out / f"{each['strategy']}-{each['seed']}" for each in runs] for runs in summaries]
+    comparisons = _compare(summaries, folders, target_accuracy)
     if timing_only:
         target = "no training"
     elif target_accuracy is not None:
@@ -233,8 +233,7 @@ def _show_comparison(
         from fedsync.extras.papers.paper import over_seeds
 
         times = [seconds for each in comparisons for seconds in each.seconds_to_target]
-        folders = [out / f"{each['strategy']}-{each['seed']}" for runs in summaries for each in runs]
-        tests, files = over_seeds(folders, times)
+        tests, files = over_seeds([folder for runs in folders for folder in runs], times)
         if len(comparisons) > 1:
             console.print(tests)
         for file, text in files.items():
@@ -304,7 +303,6 @@ def _run(
     every_s = 0.5 if timing_only else 0.0
     label = f"{config.name} {config.seed}"
     try:
-        _check(config, cluster, target_accuracy)
         with RunProgress(console, label, config.stop.rounds, every_s, trained=not timing_only) as progress:
             return start(config, cluster, folder, target_accuracy=target_accuracy, listeners=[progress])
     finally:
@@ -333,16 +331,17 @@ def runner(runtime: Runtime) -> Runner:
             return run_local
 
 
-def _compare(summaries: list[list[dict[str, Any]]], out: Path, target_accuracy: float | None) -> list[Comparison]:
+def _compare(
+    summaries: list[list[dict[str, Any]]], folders: list[list[Path]], target_accuracy: float | None
+) -> list[Comparison]:
     from fedsync.observe.replay import read_ledger
 
     targets = [target_accuracy if target_accuracy is not None else first["accuracy"] for first in summaries[0]]
     comparisons = []
-    for runs in summaries:
+    for runs, places in zip(summaries, folders, strict=True):
         seconds = []
-        for summary, target in zip(runs, targets, strict=True):
-            journal = out / f"{summary['strategy']}-{summary['seed']}" / "journal.jsonl"
-            seconds.append(None if target is None else read_ledger(journal).seconds_to(target))
+        for place, target in zip(places, targets, strict=True):
+            seconds.append(None if target is None else read_ledger(place / "journal.jsonl").seconds_to(target))
         comparisons.append(Comparison(runs[0]["strategy"], runs, seconds))
     return comparisons
 

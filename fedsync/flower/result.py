@@ -30,6 +30,8 @@ from fedsync.observe.rounds import Round
 from fedsync.observe.run_state import RUN_LOG
 from fedsync.server.driver_extension import DriverExtension
 
+logger = foreign.logger("flwr.fedsync")
+
 
 @dataclass(repr=False)
 class RunResult(Result):
@@ -98,7 +100,6 @@ def fill_metrics(result: Result, out: Path) -> None:
                 result.evaluate_metrics_clientapp[row["round"]] = tested
 
 
-logger = foreign.logger("flwr.fedsync")
 """A child of Flower's logger, whose handler shows INFO messages only of its own tree."""
 
 _LOG_BYTES = 10_000_000

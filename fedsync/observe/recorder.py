@@ -198,9 +198,8 @@ def _writing(out: Path) -> Iterator[None]:
         if not isinstance(cause, OSError):
             raise
         problem = f"{out}: the run's files cannot be written: {cause.strerror}"
-        raise RunError(
-            f"{problem}. Free disk space, and start the run again, or resume it if it has checkpoints"
-        ) from error
+        remedy = "Free disk space, and start the run again, or resume it if it has checkpoints"
+        raise RunError(f"{problem}. {remedy}") from error
 
 
 def add_to_summary(out: Path, files: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:

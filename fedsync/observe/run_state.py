@@ -61,9 +61,11 @@ def is_cut_off(folder: Path) -> bool:
     """Whether the run's process has ended; False if that is unknown."""
     lock = folder / OPERATOR / LISTENING
     try:
-        if _header(folder).get("runtime") == "virtual":  # a survey is inside the locked folder of its run
-            return not (held(folder / RUN_LOCK) or held(folder.parent / RUN_LOCK))
-        return lock.exists() and not held(lock)
+        if lock.exists():
+            return not held(lock)
+        # A virtual run has no operator. A survey is inside the locked folder of its run.
+        alive = held(folder / RUN_LOCK) or held(folder.parent / RUN_LOCK)
+        return not alive and _header(folder).get("runtime") == "virtual"
     except OSError:
         return False
 

@@ -100,8 +100,8 @@ _CHANGES: Changes = {
         ("the-page-keeps-all-absences-for-ever", "deque(maxlen=self.keep)", "deque()"),
     ),
     "observe/run_state.py": (
-        ("a-killed-run-looks-alive", "return lock.exists() and not held(lock)", "return False"),
-        ("a-living-run-looks-killed", "return lock.exists() and not held(lock)", "return lock.exists()"),
+        ("a-killed-run-looks-alive", "return not held(lock)", "return False"),
+        ("a-living-run-looks-killed", "return not held(lock)", "return lock.exists()"),
         ("a-run-that-is-over-is-no-run", 'if summary.get("stopped_by"):', "if False:"),
     ),
     "observe/ledger.py": (

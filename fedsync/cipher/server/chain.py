@@ -26,6 +26,8 @@ from fedsync.common.errors import PolicyError
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.transfer import Payload
 
+logger = foreign.logger(__name__)
+
 
 class Chain:
     """Links from version ``first`` to version ``newest``, one for each version. A link never changes. ``paused`` counts
@@ -93,9 +95,6 @@ def _spans(updates: Sequence[Words], adder: Adder) -> Iterator[Words]:
             adder.add(words, update[start:stop])
         give_back(*updates)
         yield words
-
-
-logger = foreign.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

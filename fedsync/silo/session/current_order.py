@@ -32,6 +32,8 @@ from fedsync.model.layout import Vector
 from fedsync.model.transfer import OtherVersion, Payload, VersionMismatch
 from fedsync.silo.protocol import Completed, InProgress
 
+logger = foreign.logger(__name__)
+
 
 class OrderJob:
     """One order, which begins when ``before`` is over. Its thread writes it; request threads read it."""
@@ -135,8 +137,6 @@ class CurrentOrder:
         except Exception as error:  # raised again in the requesting thread
             job.end(error=error)
 
-
-logger = foreign.logger(__name__)
 
 _UPDATE, _OWED = "", "owed"  # names of a file's vectors
 
