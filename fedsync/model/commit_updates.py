@@ -15,6 +15,7 @@ from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, WireFormat
+from fedsync.model.running_statistics import Ranges, within
 from fedsync.model.server_optimizer import Part
 from fedsync.model.transfer import Payload
 
@@ -101,11 +102,12 @@ class CommitUpdates:
     """Updates of a commit, readable in spans.
 
     Update i is multiplied by ``n c_i``, where n is the number of updates and c_i its coefficient from the weigher. So
-    the mean of the rows is the weighted sum, and updates with equal coefficients appear as they were sent.
+    the mean of the rows is the weighted sum, and updates with equal coefficients appear as they were sent. Running
+    statistics, in the ranges ``statistics``, are as sent: a variance that changes too far would be below 0.
     """
 
-    def __init__(self, taken: Taken, size: int) -> None:
-        self._taken, self.size = taken, size
+    def __init__(self, taken: Taken, size: int, statistics: Ranges = ()) -> None:
+        self._taken, self.size, self.statistics = taken, size, statistics
         self.ids: tuple[str, ...] = tuple(taken.weights)
         self.silos: tuple[str, ...] = tuple(update_id.rpartition("/")[0] for update_id in self.ids)
 
@@ -116,6 +118,8 @@ class CommitUpdates:
             payload = self._taken.payloads[update_id]
             update = self._taken.formats[update_id].decode(payload, start, stop)
             np.multiply(update, np.float32(len(self.ids) * weight), out=row)
+            for part in within(self.statistics, start, stop):
+                row[part] = update[part]
             give_back(payload)
         return rows
 

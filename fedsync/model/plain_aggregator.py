@@ -187,7 +187,8 @@ class PlainAggregator(InTheClear):
     ) -> Part:
         """Return a function of (start, stop): parts of ``before`` plus the updates, or of the sum alone if None."""
         if self._combiner is not None:
-            change = Combining(self._combiner, self._combined).change(CommitUpdates(taken, self._exact.size))
+            updates = CommitUpdates(taken, self._exact.size, self._statistics)
+            change = Combining(self._combiner, self._combined).change(updates)
             return change if before is None else _moved(before, change)
 
         share = np.float32(1 / max(sum(taken.weights.values()), 1.0))

@@ -9,6 +9,7 @@ import numpy as np
 from fedsync.model.chunked_arrays import spans
 from fedsync.model.commit_updates import Combiner, CommitUpdates, Rows
 from fedsync.model.layout import Vector
+from fedsync.model.running_statistics import within
 
 
 class MedianCombiner(Combiner):
@@ -45,11 +46,13 @@ class KrumCombiner(Combiner):
         self.least = least  # type: ignore[misc]  # depends on the settings here
 
     def choose(self, updates: CommitUpdates) -> Sequence[int]:
-        """Indices of the updates with the nearest ``n - malicious - 2`` neighbours; O(n^2 values)."""
+        """Indices of the updates with the nearest ``n - malicious - 2`` neighbours by trained values; O(n^2 values)."""
         count = len(updates.ids)
         products = np.zeros((count, count))
         for start, stop in spans(updates.size, 4 * count):
             rows = updates.rows(start, stop).astype(np.float64)
+            for part in within(updates.statistics, start, stop):
+                rows[:, part] = 0  # a counter of steps would outweigh all weights
             products += rows @ rows.T
         norms = np.diag(products)
         distances = norms[:, None] + norms[None, :] - 2 * products

@@ -103,6 +103,19 @@ def test_krum_measures_as_the_paper_does() -> None:
         np.testing.assert_allclose(store.model - 1, rows[int(np.argmin(nearest))], rtol=1e-5, atol=1e-5)
 
 
+def test_running_statistics_are_as_sent_and_krum_does_not_measure_them() -> None:
+    """Columns: a weight, a variance, a counter of steps. By its counter, a is the furthest; by its weight, the best."""
+    updates = {"a": (2, -0.9, 900), "b": (1, -0.5, 2), "c": (3, -0.5, 1), "d": (9, 0, 3)}
+    store = combined(Krum(malicious=1).combiner(), updates, statistics=((1, 3),))
+    np.testing.assert_allclose(store.model, [3, 0.1, 901], rtol=1e-6)
+
+    store = PlainAggregator(vector(1, 1, 1), combiner=Median().combiner(), statistics=((1, 3),))
+    for silo in "abc":
+        store.put(silo, f"{silo}/1", vector(*updates[silo]))
+    store.commit(Commit(1, {"a/1": 0.05, "b/1": 1.0, "c/1": 1.0}))  # FedNova: b and c made fewer steps
+    np.testing.assert_allclose(store.model, [1 + 3, 0.5, 3], rtol=1e-6)
+
+
 def test_the_result_says_whose_updates_were_left_out_also_after_a_crash() -> None:
     store = combined(Krum(malicious=1, keep=4).combiner(), WRONG)
     again = PlainAggregator(vector(0, 0), combiner=Krum(malicious=1, keep=4).combiner())
