@@ -28,8 +28,8 @@ MASKS: Changes = {
         ),
         (
             "shares-of-both-directions-have-one-key",
-            "pack([context, dealer.encode(), holder.encode()])",
-            "pack([context, *sorted([dealer.encode(), holder.encode()])])",
+            "pack_frames([context, dealer.encode(), holder.encode()])",
+            "pack_frames([context, *sorted([dealer.encode(), holder.encode()])])",
         ),
         (
             "a-commitment-is-the-seed",
@@ -174,8 +174,8 @@ MASKS: Changes = {
         ),
         (
             "a-list-is-signed-without-its-context",
-            "return pack([self.context, pack_named(self.annexes)])",
-            "return pack([pack_named(self.annexes)])",
+            "return pack_frames([self.context, pack_named(self.annexes)])",
+            "return pack_frames([pack_named(self.annexes)])",
         ),
     ),
     "cipher/masking/masks.py": (

@@ -102,11 +102,11 @@ MAX_BYTES = 2**24
 _LENGTH = 4
 
 
-def pack(frames: Iterable[bytes]) -> bytes:
+def pack_frames(frames: Iterable[bytes]) -> bytes:
     return b"".join(len(frame).to_bytes(_LENGTH, "little") + frame for frame in frames)
 
 
-def unpack(data: bytes, sender: str, count: int | None = None) -> list[bytes]:
+def unpack_frames(data: bytes, sender: str, count: int | None = None) -> list[bytes]:
     """Decode frames, or raise `ProtocolError`; ``count`` is the required number, None allows any."""
     if len(data) > MAX_BYTES:
         raise ProtocolError(sender, "masks", f"{len(data)} bytes, at most {MAX_BYTES}")
@@ -124,12 +124,12 @@ def unpack(data: bytes, sender: str, count: int | None = None) -> list[bytes]:
 
 
 def pack_named(values: Mapping[str, bytes]) -> bytes:
-    return pack(part for name in sorted(values) for part in (name.encode(), values[name]))
+    return pack_frames(part for name in sorted(values) for part in (name.encode(), values[name]))
 
 
 def unpack_named(data: bytes, sender: str, size: int | None = None) -> dict[str, bytes]:
     """Decode named values, or raise `ProtocolError`; ``size`` is the size of each value [bytes], None allows any."""
-    frames = unpack(data, sender)
+    frames = unpack_frames(data, sender)
     try:
         names = [frame.decode() for frame in frames[::2]]
     except UnicodeDecodeError:

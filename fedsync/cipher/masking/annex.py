@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedsync.cipher.encoding.fields import pack, pack_named, unpack, unpack_named
+from fedsync.cipher.encoding.fields import pack_frames, pack_named, unpack_frames, unpack_named
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.common.errors import SERVER, ProtocolError
@@ -84,11 +84,11 @@ class Seeds:
         return Seeds(self.own, {name: self.pairs[name] for name in names})
 
     def pack(self) -> bytes:
-        return pack([self.own, pack_named(self.pairs)])
+        return pack_frames([self.own, pack_named(self.pairs)])
 
     @classmethod
     def unpack(cls, data: bytes, sender: str, size: int = SECRET_BYTES) -> Seeds:
-        own, pairs = unpack(data, sender, 2)
+        own, pairs = unpack_frames(data, sender, 2)
         if len(own) != size:
             raise ProtocolError(sender, "masks", f"a seed of {len(own)} bytes, not {size}")
         return cls(own, unpack_named(pairs, sender, size))
@@ -105,11 +105,11 @@ class Annex:
     sealed: Mapping[str, bytes]
 
     def pack(self) -> bytes:
-        return pack([self.context, self.work.pack(), self.own, pack_named(self.pairs), pack_named(self.sealed)])
+        return pack_frames([self.context, self.work.pack(), self.own, pack_named(self.pairs), pack_named(self.sealed)])
 
     @classmethod
     def unpack(cls, data: bytes, silo: str, sender: str) -> Annex:
-        context, work, own, pairs, sealed = unpack(data, sender, 5)
+        context, work, own, pairs, sealed = unpack_frames(data, sender, 5)
         names = unpack_named(pairs, sender, DIGEST_BYTES)
         size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
         annex = cls(context, WorkDone.unpack(work, sender), own, names, unpack_named(sealed, sender, size))
@@ -157,4 +157,4 @@ def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> S
 
 
 def _key(own: SiloKeys, dealer: str, holder: str, other: PublicKeys, context: bytes) -> bytes:
-    return own.agree(other, b"mask shares 1\0" + pack([context, dealer.encode(), holder.encode()]))
+    return own.agree(other, b"mask shares 1\0" + pack_frames([context, dealer.encode(), holder.encode()]))

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.cipher.encoding.fields import ANNEX_HEAD, annex_stub, pack, pack_named, unpack, unpack_named
+from fedsync.cipher.encoding.fields import ANNEX_HEAD, annex_stub, pack_frames, pack_named, unpack_frames, unpack_named
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.material import KEY_BYTES, SIGNATURE_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking import annex
@@ -70,11 +70,11 @@ class Survivors:
         return _payload(_SIGN, self.context, pack_named(self.annexes))
 
     def _text(self) -> bytes:
-        return pack([self.context, pack_named(self.annexes)])
+        return pack_frames([self.context, pack_named(self.annexes)])
 
     def works(self) -> list[WorkDone]:
         """Work behind each update; `ProtocolError` if a stub is malformed or has another context."""
-        heads = [unpack(stub[:ANNEX_HEAD], SERVER, 2) for stub in self.annexes.values()]
+        heads = [unpack_frames(stub[:ANNEX_HEAD], SERVER, 2) for stub in self.annexes.values()]
         if any(context != self.context for context, _ in heads):
             raise ProtocolError(SERVER, "survivors", "an update with masks of another context is in the list")
         return [WorkDone.unpack(work, SERVER) for _, work in heads]
@@ -151,13 +151,13 @@ def read_answer(silo: str, payload: Payload) -> SignAnswer | RevealAnswer:
 
 
 def _payload(*frames: bytes) -> Payload:
-    return np.frombuffer(pack(frames), dtype=np.uint8)
+    return np.frombuffer(pack_frames(frames), dtype=np.uint8)
 
 
 def _frames(payload: Payload, sender: str) -> list[bytes]:
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "masks", f"{payload.dtype} {payload.shape} instead of bytes")
-    frames = unpack(payload.tobytes(), sender)
+    frames = unpack_frames(payload.tobytes(), sender)
     if len(frames) < 2 or len(frames[1]) != CONTEXT_BYTES:
         raise ProtocolError(sender, "masks", "a message that is not about masks")
     return frames
@@ -195,7 +195,7 @@ def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roste
     said = {name: repr(getattr(order, name)).encode() for name in names}
     said["budget"] = str(order.budget_s is None).encode()
     bound = [b"fedsync mask context 3", run, chain, attempt.to_bytes(8, "little"), roster.digest, pack_named(said)]
-    return hashlib.sha256(pack(bound)).digest()
+    return hashlib.sha256(pack_frames(bound)).digest()
 
 
 _PAIR = b"mask pair 2\0"

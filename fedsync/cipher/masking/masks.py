@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fedsync.cipher.encoding.fields import annex_digest, pack, pack_named, unpack, unpack_named
+from fedsync.cipher.encoding.fields import annex_digest, pack_frames, pack_named, unpack_frames, unpack_named
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.mask_round import masked
@@ -41,7 +41,7 @@ class Unmasker:
     """
 
     def __init__(self, opening: bytes, members: Sequence[Member]) -> None:
-        entries = {name: unpack(data, SERVER, 2) for name, data in unpack_named(opening, SERVER).items()}
+        entries = {name: unpack_frames(data, SERVER, 2) for name, data in unpack_named(opening, SERVER).items()}
         digests = {member.update_id.rpartition("/")[0]: member.annex for member in members}
         if entries.keys() != digests.keys() or len(digests) != len(members):
             raise ProtocolError(SERVER, "members", "seeds of other silos than are in the sum")
@@ -66,12 +66,12 @@ class Unmasker:
 
 
 def pack_opening(annexes: Mapping[str, bytes], seeds: Mapping[str, Seeds]) -> bytes:
-    return pack_named({name: pack([annex, seeds[name].pack()]) for name, annex in annexes.items()})
+    return pack_named({name: pack_frames([annex, seeds[name].pack()]) for name, annex in annexes.items()})
 
 
 def own_seeds(opening: bytes) -> dict[str, bytes]:
     """Seeds of the survivors' own masks, by name, from the bytes of `pack_opening`."""
-    entries = {name: unpack(data, SERVER, 2) for name, data in unpack_named(opening, SERVER).items()}
+    entries = {name: unpack_frames(data, SERVER, 2) for name, data in unpack_named(opening, SERVER).items()}
     return {name: Seeds.unpack(seeds, SERVER).own for name, (_, seeds) in entries.items()}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from fedsync.cipher.encoding.fields import pack, unpack
+from fedsync.cipher.encoding.fields import pack_frames, unpack_frames
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import OWNER_FILE, write_pieces
 
@@ -68,13 +68,13 @@ class Disclosure:
         if notice + consents > len(whole) - start:
             raise ProtocolError(SERVER, "disclosure", "it ends early")
         at = start + notice
-        given = tuple(unpack(bytes(whole[at : at + consents]), SERVER))
+        given = tuple(unpack_frames(bytes(whole[at : at + consents]), SERVER))
         return cls(bytes(whole[start:at]), given, tuple(_records(whole[at + consents :])))
 
 
 def disclose(out: Path, notice: bytes, consents: Iterable[bytes], kept: Iterable[KeptUpdate]) -> None:
     """Write a disclosure file, for its owner alone; raise `ConfigError` if a file cannot be read or written."""
-    packed = pack(consents)
+    packed = pack_frames(consents)
     head = _MAGIC + _LENGTHS.pack(len(notice), len(packed)) + notice + packed
 
     write_pieces(out, chain((head,), *(update.pieces() for update in kept)), OWNER_FILE)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.encoding.fields import pack, pack_named, unpack, unpack_named
+from fedsync.cipher.encoding.fields import pack_frames, pack_named, unpack_frames, unpack_named
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES
 from fedsync.cipher.silo.history import History, added_content
@@ -114,12 +114,12 @@ class Notice:
         head, packing = self.head, self.head.packing
         numbers = _NUMBERS.pack(self.version, self.members, packing.bits, head.chunks, head.epoch)
         slips = [
-            pack([update.head.members[0].update_id.encode(), _ROUND.pack(update.head.round), wire.slip(update)])
+            pack_frames([update.head.members[0].update_id.encode(), _ROUND.pack(update.head.round), wire.slip(update)])
             for update in self.updates
         ]
         frames = [self.run.encode(), numbers, head.fingerprint, head.form.kind.encode(), self.clear, self.roster]
-        body = pack([*frames, pack_named(self.seeds), pack(slips)])
-        unpack(body, SERVER)
+        body = pack_frames([*frames, pack_named(self.seeds), pack_frames(slips)])
+        unpack_frames(body, SERVER)
         return _MAGIC + body
 
     @classmethod
@@ -127,14 +127,14 @@ class Notice:
         """Decode; raises `ProtocolError` if malformed, of another group, or with a slip not signed by its silo."""
         if not data.startswith(_MAGIC):
             raise ProtocolError(SERVER, "notice", "it is none")
-        run, packed, group, kind, clear, roster, seeds, slips = unpack(data[len(_MAGIC) :], SERVER, 8)
+        run, packed, group, kind, clear, roster, seeds, slips = unpack_frames(data[len(_MAGIC) :], SERVER, 8)
         if len(packed) != _NUMBERS.size or len(group) != FINGERPRINT_BYTES or not 1 <= len(run) <= _MAX_NAME:
             raise ProtocolError(SERVER, "notice", "numbers, fingerprint or name of another length")
         version, members, bits, chunks, epoch = _NUMBERS.unpack(packed)
         form, packing = _form(kind, bits)
         found = []
-        for one in unpack(slips, SERVER):
-            name, base, slip = unpack(one, SERVER, 3)
+        for one in unpack_frames(slips, SERVER):
+            name, base, slip = unpack_frames(one, SERVER, 3)
             if len(base) != _ROUND.size:
                 raise ProtocolError(SERVER, "notice", "a base of another length")
             update_id, (round_,) = name.decode("utf-8", "replace"), _ROUND.unpack(base)

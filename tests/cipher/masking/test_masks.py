@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding.fields import annex_digest, unpack, unpack_named
+from fedsync.cipher.encoding.fields import annex_digest, unpack_frames, unpack_named
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.encoding.sealed_wire import MAX_ANNEX
 from fedsync.cipher.masking.annex import Annex, Seeds, commitment
@@ -80,7 +80,7 @@ class Collusion:
             PAIRS["silo0"].agree(PAIRS[victim].public, b"mask pair 2\0" + CONTEXT),
         }
         for name, data in unpack_named(opening, "server").items():
-            told = Seeds.unpack(unpack(data, "server", 2)[1], "server")
+            told = Seeds.unpack(unpack_frames(data, "server", 2)[1], "server")
             seeds |= {told.own, *told.pairs.values()} if name == victim else {told.pairs.get(victim, b"") or told.own}
         return sorted(seeds)
 
@@ -132,7 +132,9 @@ def test_who_finds_the_long_lived_keys_afterwards_finds_no_mask() -> None:
     attack = Collusion(group("masked").context)
     pairs = [LONG["silo1"].agree(LONG[name].public, b"mask pair 2\0" + CONTEXT) for name in NAMES if name != "silo1"]
     assert not set(pairs) & set(of["silo1"]._seeds.pairs.values())
-    seeds = {Seeds.unpack(unpack(data, "s", 2)[1], "s").own for data in unpack_named(opened(of, NAMES), "s").values()}
+    seeds = {
+        Seeds.unpack(unpack_frames(data, "s", 2)[1], "s").own for data in unpack_named(opened(of, NAMES), "s").values()
+    }
     nothing_is_seen(attack.without_known_masks(words, [of["silo1"]._seeds.own, *pairs]), victim)
     assert of["silo1"]._seeds.own in seeds
 
@@ -149,7 +151,7 @@ def test_what_does_not_open_a_sum() -> None:
     of, survivors = rounds(), NAMES[:4]
     good, members = opened(of, survivors), [member_of(of, name) for name in survivors]
     Unmasker(good, members)
-    entries = {name: unpack(data, "server", 2) for name, data in unpack_named(good, "server").items()}
+    entries = {name: unpack_frames(data, "server", 2) for name, data in unpack_named(good, "server").items()}
     annexes, seeds = ({name: entry[place] for name, entry in entries.items()} for place in (0, 1))
     told = {name: Seeds.unpack(data, "server") for name, data in seeds.items()}
     silo0, other = told["silo0"], rounds(context=hashlib.sha256(b"a rate of 1e-30").digest())["silo0"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.cipher.encoding.fields import MAX_BYTES, pack, pack_named, unpack, unpack_named
+from fedsync.cipher.encoding.fields import MAX_BYTES, pack_frames, pack_named, unpack_frames, unpack_named
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, announced, fresh_pair, least_survivors, threshold
 from fedsync.cipher.masking.mask_round import MaskRound
@@ -104,14 +104,14 @@ def test_named_frames_come_back_and_have_one_encoding(values: dict[str, bytes]) 
     ordered = dict(sorted(values.items()))
     assert unpack_named(pack_named(values), "a") == ordered
     for other in itertools.islice(itertools.permutations(ordered.items()), 1, 5):
-        data = pack(part for name, value in other for part in (name.encode(), value))
+        data = pack_frames(part for name, value in other for part in (name.encode(), value))
         with pytest.raises(ProtocolError, match="not in order"):
             unpack_named(data, "a")
 
 
 @given(st.binary(max_size=40))
 def test_other_bytes_are_refused_or_frames(data: bytes) -> None:
-    for read_them in (unpack, unpack_named):
+    for read_them in (unpack_frames, unpack_named):
         try:
             read_them(data, "a")
         except ProtocolError as error:
@@ -119,14 +119,14 @@ def test_other_bytes_are_refused_or_frames(data: bytes) -> None:
 
 
 def test_what_is_no_frames() -> None:
-    for data in (b"\x01\0\0", b"\x02\0\0\0a", pack([b"a"]) + b"\0"):
+    for data in (b"\x01\0\0", b"\x02\0\0\0a", pack_frames([b"a"]) + b"\0"):
         with pytest.raises(ProtocolError, match="end within a frame"):
-            unpack(data, "a")
+            unpack_frames(data, "a")
     with pytest.raises(ProtocolError, match="2 frames, not 3"):
-        unpack(pack([b"a", b"b"]), "a", 3)
+        unpack_frames(pack_frames([b"a", b"b"]), "a", 3)
     with pytest.raises(ProtocolError, match="no text"):
-        unpack_named(pack([b"\xff", b""]), "a")
+        unpack_named(pack_frames([b"\xff", b""]), "a")
     with pytest.raises(ProtocolError, match="has not 2 bytes"):
-        unpack_named(pack([b"a", b"b"]), "a", 2)
+        unpack_named(pack_frames([b"a", b"b"]), "a", 2)
     with pytest.raises(ProtocolError, match="at most"):
-        unpack(bytes(MAX_BYTES + 1), "a")
+        unpack_frames(bytes(MAX_BYTES + 1), "a")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding.fields import unpack, unpack_named
+from fedsync.cipher.encoding.fields import unpack_frames, unpack_named
 from fedsync.cipher.masking.annex import Annex, Seeds, join, open_shares
 from fedsync.cipher.masking.mask_round import (
     MaskRound,
@@ -29,7 +29,7 @@ FOUR = NAMES[:4]
 
 def seeds_in(opening: bytes | None, name: str) -> Seeds:
     assert opening is not None
-    return Seeds.unpack(unpack(unpack_named(opening, "server")[name], "server", 2)[1], "server")
+    return Seeds.unpack(unpack_frames(unpack_named(opening, "server")[name], "server", 2)[1], "server")
 
 
 def expected(of: dict[str, MaskRound], name: str, survivors: tuple[str, ...]) -> Seeds:
