@@ -141,7 +141,7 @@ class YamlFile:
 
     def override(self, assignments: Iterable[str]) -> None:
         """Apply ``a.b=value`` assignments, whose values are YAML; raises `ConfigError` for a malformed one."""
-        for assignment in assignments:
+        for assignment in [assignments] if isinstance(assignments, str) else assignments:
             key, equals, text = assignment.partition("=")
             path, place = tuple(key.strip().split(".")), f"--set {_short(assignment)}"
             if not equals or not all(path):

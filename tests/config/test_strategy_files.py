@@ -285,6 +285,7 @@ def test_a_good_override_counts(tmp_path: Path) -> None:
     config = load(tmp_path, GOOD, *overrides)
     assert (config.local.steps, config.balancer.kind, config.stop.seconds) == (3, "fixed", 2.5)
     assert config.local.batch_size == 32, "what stands beside it stays"
+    assert StrategyConfig.load("lb-bsp", "local.steps=3").local.steps == 3, "a single one, not its letters"
 
 
 def test_a_whole_number_will_do_where_a_fraction_may_stand(tmp_path: Path) -> None:
