@@ -345,25 +345,52 @@ def test_a_loss_that_is_no_tensor_is_refused_in_a_sentence() -> None:
 class Counting(nn.Module):
     """A layer that keeps a sum of what it sees."""
 
-    def __init__(self, kind: torch.dtype) -> None:
+    def __init__(self, kind: torch.dtype, rebinds: bool) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(2, dtype=kind))
+        self.rebinds = rebinds
 
     def forward(self, rows: Tensor) -> Tensor:
-        if self.training:
-            self.seen += rows.detach().sum(dim=0).to(self.seen.dtype)
+        seen = rows.detach().sum(dim=0).to(self.seen.dtype)
+        if self.training and self.rebinds:
+            self.seen = self.seen + seen
+        elif self.training:
+            self.seen += seen
         return rows
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.int64])
-def test_a_buffer_that_follows_the_data_is_refused(kind: torch.dtype, random: Fixed) -> None:
+class Codebook(nn.Module):
+    """A layer that keeps what it sees in weights that get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = nn.Linear(2, 1, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training:
+            self.book.weight.data.add_(rows.detach().mean(dim=0))
+        return rows
+
+
+@pytest.mark.parametrize(
+    ("layers", "what"),
+    [
+        ([Counting(torch.float32, rebinds=False), nn.Linear(2, 1, bias=False)], "a buffer"),
+        ([Counting(torch.int64, rebinds=False), nn.Linear(2, 1, bias=False)], "a buffer"),
+        ([Counting(torch.float32, rebinds=True), nn.Linear(2, 1, bias=False)], "a buffer"),
+        ([Codebook(), nn.Linear(2, 1, bias=False)], "a parameter"),
+    ],
+)
+def test_values_that_follow_the_data_without_a_gradient_are_refused(
+    layers: list[nn.Module], what: str, random: Fixed
+) -> None:
     class Kept(Line):
         def model(self) -> nn.Module:
-            return nn.Sequential(Counting(kind), nn.Linear(2, 1, bias=False))
+            return nn.Sequential(*layers)
 
     random.units = [[0, 1]]
     subject = trainer(Kept(), SETTINGS)
-    with pytest.raises(ConfigError, match=r"changes a buffer.*GroupNorm"):
+    with pytest.raises(ConfigError, match=rf"changes {what}.*GroupNorm"):
         subject.run(order(), subject.initial_model(), Cursor())
 
 

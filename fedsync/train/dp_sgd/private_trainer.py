@@ -62,7 +62,6 @@ class PrivateTrainer(Trainer):
         self._random: PrivateRandom = SystemRandom()
         self._rows_of: list[NDArray[np.int64]] | None = None
         self._clipping: DPOptimizer | None = None
-        self._steady = list(self._model.buffers())
 
     def make_private(self, settings: PrivateSettings) -> int:
         if settings.person_column:
@@ -82,12 +81,16 @@ class PrivateTrainer(Trainer):
             raise ConfigError("privacy", "the silo has chosen no noise yet", "Begin the run again")
         self._random = random_of(order.seed, seeded=self._settings.seeded)
         self._ordered = order.batch_size
-        before = [each.clone() for each in self._steady]
+        before = list(map(torch.clone, self._model.buffers()))
         result = super()._train(order, cursor, begin)
-        if not all(map(torch.equal, before, self._steady)):
-            problem = "training changes a buffer of the model, such as running statistics, which has no noise"
-            raise ConfigError("privacy", problem, "Use layers without running statistics, such as GroupNorm")
+        self._compare(before, list(self._model.buffers()), "a buffer of the model, such as running statistics,")
         return result
+
+    def _compare(self, before: list[Tensor], after: list[Tensor], what: str) -> None:
+        """Raise `ConfigError` on a change; ``after`` is looked up again, as modules may bind names to other tensors."""
+        if len(before) != len(after) or not all(map(torch.equal, before, after)):
+            remedy = "Use layers without running statistics, such as GroupNorm, and change weights by gradients alone"
+            raise ConfigError("privacy", f"training changes {what} which has no noise", remedy)
 
     def _why_diverged(
         self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
@@ -116,11 +119,14 @@ class PrivateTrainer(Trainer):
         """Set the parameters' gradients to the noisy mean over units; return the mean loss of their rows."""
         assert self._settings is not None
         sums: list[Tensor] | None = None
+        before = [parameter.detach().clone() for parameter in self._parameters]
         losses = torch.zeros((), device=self._device)
         for piece in torch.split(rows, self._piece) if len(rows) else ():
             loss, clipped = self._clipped(piece.numpy())
             losses += loss
             sums = clipped if sums is None else list(map(torch.add, sums, clipped))
+        now = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._compare(before, now, "a parameter outside the step of the optimizer,")
         sums = sums or [torch.zeros_like(parameter) for parameter in self._parameters]
         for parameter, total in zip(self._parameters, sums, strict=True):
             parameter.grad = noisy_mean(total, self._random, self._settings, self._ordered)
