@@ -378,6 +378,7 @@ class FedSync(Shipped):
             built = task_model(config)
             model, frozen = built.initial(), built.frozen_digest.hex()
             about = InitialModel(built.layout, built.parts.kept, frozen, built.ties)
+            built.check_frozen({name: array.numpy() for name, array in (given or {}).items()})
         except (PartsError, HugeModel):
             raise
         except ConfigError as error:

@@ -21,7 +21,7 @@ from fedsync.common.files import written_atomically
 from fedsync.common.rng import Stream, derive_seed
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Layout, Vector
-from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.model.tensor_parts import UNSAID, PartPatterns, PartsError
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.machine.device import seeded
 from fedsync.train.machine.resources import FittingModel
@@ -183,6 +183,15 @@ def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
     return layout.join(arrays)
 
 
+def check_frozen(model: str, state: Mapping[str, Tensor], names: Sequence[str], digest: str) -> None:
+    """Raise `PartsError` if a model has frozen tensors ``names`` with another digest: no silo loads them. The file of a
+    server that could not build the model lacks them.
+    """
+    if state.keys() >= set(names) and frozen_digest((name, state[name]) for name in names).hex() != digest:
+        problem = f"{names[0]!r}, or another frozen tensor, differs from the task's, and frozen tensors do not travel"
+        raise PartsError(model, problem, "Load them in the task's model(), or let them travel: model.share")
+
+
 def values_of(state: Mapping[str, Tensor]) -> tuple[tuple[TensorPlace, ...], bytes]:
     """Return the places of tensors, and their values in memory layout, for `save_values` in another process."""
     places, starts, pieces, end = list[TensorPlace](), dict[object, int](), list[bytes](), 0
@@ -232,6 +241,12 @@ class TaskModel:
     def frozen_digest(self) -> bytes:
         state = self._module.state_dict()
         return frozen_digest((name, state[name]) for name in self.parts.frozen)
+
+    def check_frozen(self, first: Mapping[str, NDArray[Any]]) -> None:
+        """Compare frozen tensors of a run's first model, as `check_frozen`."""
+        state = self._module.state_dict()
+        given = {name: torch.from_numpy(first[name]).to(state[name].dtype) for name in state.keys() & first.keys()}
+        check_frozen("initial_model", given, self.parts.frozen, self.frozen_digest.hex())
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         """Write a model's state dict atomically; errors as `Weights.load` and `PrivateParts.restore`.

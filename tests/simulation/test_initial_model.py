@@ -99,6 +99,22 @@ def _dies_later(version: int, arrays: object) -> None:
 
 
 @pytest.mark.parametrize("runs", ["virtual", "flower"])
+def test_frozen_tensors_of_another_model_are_refused(runs: str, earlier: Path, tmp_path: Path) -> None:
+    """No silo would load them: the run would train, and score, a model with the task's."""
+    share = "model={share: ['*.bias']}"
+    config = StrategyConfig.load("bsp", ["stop.rounds=1", share, f"initial_model={earlier / 'last.pt'}"])
+    with pytest.raises(ConfigError, match=r"weight', or another frozen tensor, differs .*model.share"):
+        if runs == "virtual":
+            run_virtual(config, CLUSTER, tmp_path / "a")
+        else:
+            FedSync(config, CLUSTER, out=tmp_path / "b", timing=TIMING).start(DirectGrid(2))
+    built = StrategyConfig.load("bsp", ["stop.rounds=1", share])
+    run_virtual(built, CLUSTER, tmp_path / "own")
+    config = StrategyConfig.load("bsp", ["stop.rounds=1", share, f"initial_model={tmp_path / 'own' / 'last.pt'}"])
+    assert run_virtual(config, CLUSTER, tmp_path / "again")["rounds"] == 1, "those of the task itself"
+
+
+@pytest.mark.parametrize("runs", ["virtual", "flower"])
 def test_a_file_that_is_no_model_of_the_task_is_refused(runs: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pt"
     torch.save({"weight": torch.zeros(3)}, wrong)

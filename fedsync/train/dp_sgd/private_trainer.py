@@ -12,7 +12,7 @@ Source: Abadi et al. 2016 (arXiv:1607.00133), Algorithm 1. Opacus computes and c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class PrivateTrainer(Trainer):
         self._compare(before, list(self._model.buffers()), "a buffer of the model, such as running statistics,")
         return result
 
-    def _compare(self, before: list[Tensor], after: list[Tensor], what: str) -> None:
+    def _compare(self, before: Sequence[Tensor], after: Sequence[Tensor], what: str) -> None:
         """Raise `ConfigError` on a change; ``after`` is looked up again, as modules may bind names to other tensors."""
         if len(before) != len(after) or not all(map(torch.equal, before, after)):
             remedy = "Use layers without running statistics, such as GroupNorm, and change weights by gradients alone"
