@@ -49,7 +49,7 @@ class StrategyConfig(StrategySections):
         if scored == 0 and stop.by_score:
             raise ValueError("fraction_evaluate 0 gives no scores for stop's target and patience; write 1.0")
         if self.evaluation.cross_site is not None:
-            self.evaluation.cross_site.check(self.cipher, scored)
+            self.evaluation.cross_site.check(self.cipher, scored, given=self.initial_model is not None)
         if scored < 1 and (isinstance(self.cipher, MaskedConfig) or sealed_metrics(self.cipher) is not None):
             raise ValueError(
                 f"fraction_evaluate {scored:g}: sealed metrics and masks need evaluations of all silos of a round, "

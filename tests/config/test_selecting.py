@@ -110,6 +110,14 @@ def test_a_mistake_in_a_key_of_two_forms_is_named(given: str, told: str) -> None
         StrategyConfig.load("fedavg", [given])
 
 
+def test_silos_of_an_encrypted_run_lack_a_given_model_to_train_alone() -> None:
+    given = ["initial_model=earlier.pt", "evaluation.cross_site={fine_tune: 20}", "stop.rounds=2"]
+    StrategyConfig.load("fedavg", given)
+    StrategyConfig.load("fedavg", [*given, "cipher={kind: bfv}", "evaluation.cross_site.local=false"])
+    with pytest.raises(ConfigError, match=r"starts from the task's model .*leave initial_model out"):
+        StrategyConfig.load("fedavg", [*given, "cipher={kind: bfv}"])
+
+
 def test_metrics_of_more_sums_than_a_silo_may_report_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every evaluation of the run would be rejected."""
 

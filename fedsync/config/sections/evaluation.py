@@ -126,10 +126,17 @@ class CrossSiteConfig(Section):
             raise ValueError("cross_site trains no model; write local: true, or fine_tune: 20, or leave cross_site out")
         return self
 
-    def check(self, cipher: CipherConfig, evaluated: float) -> None:
-        """Raise ValueError if the share ``evaluated`` of silos is 0, or no silo keeps the model to fine-tune."""
+    def check(self, cipher: CipherConfig, evaluated: float, *, given: bool) -> None:
+        """Raise ValueError if the share ``evaluated`` of silos is 0, or no silo keeps the best model to fine-tune, or the
+        first one, if it is ``given``, to train alone.
+        """
         if evaluated == 0:
             raise ValueError("fraction_evaluate 0: no silo evaluates the models of evaluation.cross_site; write 1.0")
+        if given and self.local and not isinstance(cipher, PlainConfig):
+            raise ValueError(
+                "evaluation.cross_site.local starts from the task's model in an encrypted run, not from initial_model, "
+                "so the two cannot be compared; write local: false and fine_tune: 20, or leave initial_model out"
+            )
         if not isinstance(cipher, PlainConfig) and sealed_metrics(cipher) is None and self.fine_tune:
             raise ValueError(
                 "evaluation.cross_site.fine_tune starts from the best model, which silos of an encrypted run keep only "
