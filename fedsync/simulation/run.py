@@ -110,8 +110,11 @@ def _drive(
     try:
         driver.run()
         last = final_model(aggregator, replicas)
-    except Stuck as error:
-        raise error.naming(recorder.ledger.missing()) from error
+    except RunError as error:
+        last = final_model(aggregator, replicas) if recorder.ledger.rounds else None  # what it has learnt
+        if isinstance(error, Stuck):
+            raise error.naming(recorder.ledger.missing()) from error
+        raise
     finally:
         best = best_model(aggregator, replicas)
         if recorder.ledger.best is not None and best is not None:

@@ -245,7 +245,9 @@ class TaskModel:
     def check_frozen(self, first: Mapping[str, NDArray[Any]]) -> None:
         """Compare frozen tensors of a run's first model, as `check_frozen`."""
         state = self._module.state_dict()
-        given = {name: torch.from_numpy(first[name]).to(state[name].dtype) for name in state.keys() & first.keys()}
+        given = {
+            name: torch.from_numpy(first[name]).to(state[name].dtype) for name in self.parts.frozen if name in first
+        }
         check_frozen("initial_model", given, self.parts.frozen, self.frozen_digest.hex())
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
