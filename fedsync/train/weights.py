@@ -244,11 +244,9 @@ class TaskModel:
 
     def check_frozen(self, first: Mapping[str, NDArray[Any]]) -> None:
         """Compare frozen tensors of a run's first model, as `check_frozen`."""
-        state = self._module.state_dict()
-        given = {
-            name: torch.from_numpy(first[name]).to(state[name].dtype) for name in self.parts.frozen if name in first
-        }
-        check_frozen("initial_model", given, self.parts.frozen, self.frozen_digest.hex())
+        own, names = self._module.state_dict(), self.parts.frozen
+        given = {name: torch.from_numpy(first[name]).to(own[name].dtype) for name in names if name in first}
+        check_frozen("initial_model", given, names, self.frozen_digest.hex())
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         """Write a model's state dict atomically; errors as `Weights.load` and `PrivateParts.restore`.
