@@ -27,7 +27,7 @@ from fedsync.tasks.task_protocol import Task
 from fedsync.train.machine.device import seeded
 from fedsync.train.machine.resources import FittingModel
 from fedsync.train.module_parts import PrivateParts, frozen_digest, parts_of
-from fedsync.train.silo_trainer import TensorPlace
+from fedsync.train.silo_trainer import TensorPlace, TrainerFacts
 
 logger = foreign.logger(__name__)
 
@@ -189,6 +189,12 @@ def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
     if strange:
         raise ConfigError(str(path), f"the tensor {min(strange)!r} is not in the task's model", _SAME_TASK)
     return layout.join(arrays)
+
+
+def load_for(facts: TrainerFacts, path: Path) -> Vector:
+    """Load a model for a trainer; raises as `load_model` and `check_frozen`."""
+    check_frozen(str(path), read_state(path), facts.kept_names[len(facts.private_names) :], facts.frozen)
+    return load_model(path, facts.layout, facts.names)
 
 
 def check_frozen(model: str, state: Mapping[str, Tensor], names: Sequence[str], digest: str) -> None:
