@@ -222,7 +222,7 @@ def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping
         raise ProtocolError(silo, "statistics", problem)
     for key, values in sums.items():
         array = np.array(values, np.float64)
-        problem = "" if (np.abs(array) <= MAX_ENTRY).all() else "invalid sums"
+        problem = "" if (np.abs(array) <= MAX_ENTRY).all() else "values of this metric are not finite, or too large"
         if known is not None and not problem:
             statistic = known.get(key)
             if statistic is None or len(values) != statistic.size:

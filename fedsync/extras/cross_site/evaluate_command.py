@@ -48,15 +48,12 @@ def evaluate(
     if out is not None:
         check_result(out, "--out")
     sites = _sites(folder, silo or [], run)
-    if model is not None:
-        models = [(ModelRow("file", about={"file": str(model)}), model)]
-    elif folder is not None:
+    models = [] if model is None else [(ModelRow("file", about={"file": str(model)}), model)]
+    if model is None and folder is not None:
         models = models_of_run(folder)
-    else:
-        models = []
     matrix = evaluated(sites, models)
     if not matrix.cells:
-        raise ConfigError("fedsync evaluate", "there is no model here", "Name one: --model FILE")
+        raise ConfigError("fedsync evaluate", "no model here, or no usable evaluation of one", "Name one: --model FILE")
     document = matrix.document()
     console = Terminal()
     names = list(document["metrics"])

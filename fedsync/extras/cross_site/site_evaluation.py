@@ -21,6 +21,8 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.clientapp_task import ClientAppConfig
 from fedsync.core.orders import Cursor, Split, Subject
+from fedsync.core.report_checks import check_evaluation
+from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.extras.cross_site.cross_site_matrix import Matrix, ModelRow
 from fedsync.extras.cross_site.own_models import OwnModels
 from fedsync.extras.surveys.opened_survey import open_survey, surveyed
@@ -140,7 +142,7 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
     """Evaluate each model at each site, and each silo's own models at their site.
 
     Private tensors are those of a model's file, which a run writes untrained: a warning says so. Raises `ConfigError`
-    if a file does not fit the task, or the data are not on this machine.
+    if a file does not fit the task, or the data are not on this machine. Unusable evaluations are logged and left out.
     """
     spec = sites[0].spec
     matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))
@@ -156,6 +158,12 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
             for subject in own.subjects:
                 found = trainer.judge(*own.model(subject), Split.TEST, subject, gains=True)
                 matrix.cells[ModelRow(subject, site.name), site.name] = found
+    for (model, silo), found in [*matrix.cells.items()]:
+        try:
+            check_evaluation(silo, found, statistics_of(matrix.metrics))
+        except ProtocolError as error:
+            del matrix.cells[model, silo]
+            logger.warning("left out, the %s model at %s: %s", model.subject, silo, error)
     return matrix
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,10 +18,12 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.orders import Evaluation
 from fedsync.extras.cross_site.site_evaluation import sites_of_run
 from fedsync.silo.owner.owner_policy import owner_environment
 from fedsync.silo.protocol import STATE_FOLDER, Identity
 from fedsync.simulation.run import run_virtual
+from fedsync.train.local_trainer import GuardedTrainer
 from tests.commands.call import call
 
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in "ab"]})
@@ -178,6 +181,22 @@ def test_a_model_that_does_not_fit_names_the_tensor(run: Path, tmp_path: Path, c
     torch.save(state, tmp_path / "odd.pt")
     with pytest.raises(ConfigError, match=problem.format(name=name.replace(".", r"\."))):
         call("evaluate", run, "--model", tmp_path / "odd.pt")
+
+
+def test_a_silo_whose_metric_is_not_finite_is_left_out(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def judge(*words: Any, **more: Any) -> Evaluation:
+        found = honest(*words, **more)
+        return replace(found, sums=dict.fromkeys(found.sums, (math.nan,))) if words[0]._trainer._name == "a" else found
+
+    honest = GuardedTrainer.judge
+    monkeypatch.setattr(GuardedTrainer, "judge", judge)
+    call("evaluate", run, "--out", tmp_path / "x.json")
+    assert [cell is None for cell in told(tmp_path / "x.json")["metrics"]["loss"]["matrix"][0]] == [True, False]
+    assert "silo 'a' failed the check 'statistics'" in caplog.text and "are not finite" in caplog.text
+    with pytest.raises(ConfigError, match="no model here, or no usable evaluation"):
+        call("evaluate", run, "--silo", "a")
 
 
 def test_what_cannot_be_meant(run: Path, tmp_path: Path) -> None:
