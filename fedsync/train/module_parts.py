@@ -13,12 +13,14 @@ from torch.nn.parameter import is_lazy
 from fedsync.common.errors import ConfigError, Diverged
 from fedsync.model.tensor_parts import UNSAID, PartPatterns, Parts, TensorFacts, divide
 
+KEEP_OUT = "Keep it out of the state dict, as register_buffer(..., persistent=False) does"
+
 _SPAN = 2**20
 """Values of a tensor that are hashed at a time, because the tensor may be on a GPU."""
 
 
 def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, place: str = "task, parts()") -> Parts:
-    """Divide a module as in `divide`; also `ConfigError` for a tensor without a shape, or a shared one not finite."""
+    """Divide a module as in `divide`; `ConfigError` also if a state is no plain tensor, or a shared one not finite."""
     check_built(module)
     state = module.state_dict(keep_vars=True)
     trained = {name: not isinstance(each, nn.Parameter) or each.requires_grad for name, each in state.items()}
@@ -29,18 +31,21 @@ def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, p
 
 
 def check_built(module: nn.Module) -> None:
-    lazy = next((name for name, tensor in module.state_dict(keep_vars=True).items() if is_lazy(tensor)), None)
-    if lazy is not None:
-        problem = f"{lazy} has no shape before the model's first batch, so silos cannot agree on one"
-        raise ConfigError("task.model", problem, "Build layers with their sizes, as nn.Linear(16, 2), not LazyLinear")
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if is_lazy(tensor):
+            remedy = "Build layers with their sizes, as nn.Linear(16, 2), not LazyLinear"
+            problem = f"{name} has no shape before the model's first batch, so silos cannot agree on one"
+            raise ConfigError("task.model", problem, remedy)
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+            problem = f"{name} is no plain tensor, such as an extra state or a sparse buffer, and cannot travel"
+            raise ConfigError("task.model", problem, KEEP_OUT)
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
             problem = f"the first model's {name} has values that are not finite, such as -inf, and these cannot travel"
-            remedy = "Keep a constant out of the state dict: register_buffer(..., persistent=False); or use -1e9"
-            raise ConfigError("task.model", problem, remedy)
+            raise ConfigError("task.model", problem, f"{KEEP_OUT}; or use -1e9")
 
 
 class FrozenTensors:

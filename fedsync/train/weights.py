@@ -26,7 +26,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns, PartsError
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.machine.device import seeded
 from fedsync.train.machine.resources import FittingModel
-from fedsync.train.module_parts import PrivateParts, frozen_digest, parts_of
+from fedsync.train.module_parts import KEEP_OUT, PrivateParts, frozen_digest, parts_of
 from fedsync.train.silo_trainer import TensorPlace, TrainerFacts
 
 logger = foreign.logger(__name__)
@@ -130,10 +130,13 @@ class Weights:
         return self._module.state_dict()
 
     def _tensors(self) -> list[Tensor]:
-        if self._by_path:
-            return [path(self._module).detach() for path in self._paths]
-        state = self._module.state_dict()
-        return [state[name] for name in self.layout.names]
+        state, tensors = None if self._by_path else self._module.state_dict(), list[Tensor]()
+        for path, name, shape in zip(self._paths, self.layout.names, self.layout.shapes, strict=True):
+            tensors.append(path(self._module).detach() if state is None else state[name])
+            if tensors[-1].shape != shape:
+                problem = f"training changed the shape of {name} from {list(shape)} to {list(tensors[-1].shape)}"
+                raise ConfigError("task.model", problem, KEEP_OUT)
+        return tensors
 
 
 def _set(tensor: Tensor, values: Tensor) -> None:

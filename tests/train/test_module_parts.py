@@ -18,7 +18,7 @@ from fedsync.silo.session.current_order import LastOrder
 from fedsync.silo.session.session import SiloSession
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
-from fedsync.train.module_parts import FrozenTensors, frozen_digest
+from fedsync.train.module_parts import FrozenTensors, frozen_digest, parts_of
 from fedsync.train.options import LocalOptions
 from fedsync.train.weights import TaskModel
 from tests.train.make import order
@@ -154,6 +154,19 @@ def test_the_run_and_the_task_both_keep_parts_private() -> None:
     assert subject.layout.names == ("0.weight", "2.weight", "2.bias")
     with pytest.raises(ConfigError, match=r"0.weight is in share, and the silo's own code shares 2\.\* only"):
         small(PartPatterns(["2.*"]), PartPatterns(["*weight"]))
+
+
+class Stateful(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": 1}
+
+
+def test_a_state_that_is_no_plain_tensor_is_named() -> None:
+    sparse = nn.Linear(2, 2)
+    sparse.register_buffer("odd", torch.eye(2).to_sparse())
+    for module, name in ((Stateful(2, 2), "_extra_state"), (sparse, "odd")):
+        with pytest.raises(ConfigError, match=f"{name} is no plain tensor"):
+            parts_of(module, UNSAID)
 
 
 def test_frozen_parameters_that_training_changes_all_the_same_are_found() -> None:

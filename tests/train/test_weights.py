@@ -69,6 +69,15 @@ def test_bad_vectors_never_reach_the_model(vector: np.ndarray, message: str) -> 
     np.testing.assert_array_equal(Weights(module).read(), before)
 
 
+def test_a_buffer_that_grows_in_training_is_named() -> None:
+    module = nn.BatchNorm1d(2)
+    weights = Weights(module)
+    module.running_mean = torch.zeros(4)
+    for use in (weights.read, lambda: weights.load(np.zeros(9, np.float32))):
+        with pytest.raises(ConfigError, match=r"the shape of running_mean from \[2\] to \[4\]"):
+            use()
+
+
 @pytest.mark.parametrize("module", [nn.ReLU(), nn.Linear(1, 1, dtype=torch.complex64)])
 def test_models_that_cannot_travel(module: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"task\.model"):
