@@ -144,7 +144,8 @@ def difference(mine: TableForm, theirs: TableForm, other: str) -> str:
     found = [f"it has no column {name!r}, and {other} has" for name in there if name not in here]
     found += [f"it has a column {name!r}, and {other} has none" for name in here if name not in there]
     found += [
-        f"column {name!r} (row {one.row}) is {one.meaning}, and {there[name].meaning} at {other}"
+        f"column {name!r} ({f'row {one.row}' if one.row else 'no known cell'}) is {one.meaning}, and "
+        f"{there[name].meaning}{'' if there[name].row else ' (no known cell)'} at {other}"
         for name, one in here.items()
         if name in there and there[name].meaning != one.meaning
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal
 
 import numpy as np
@@ -208,11 +209,16 @@ class CsvTask(Task):
         return TableRows(table, columns, form, labels, rest[train], test, held)
 
     def _features(self, table: Table) -> list[str]:
-        named = {"task.target": (self._target,), "task.ignore": sorted(self._ignore), **self._declared}
-        for place, names in named.items():
+        for place, names in {"task.target": (self._target,), **self._declared}.items():
             for name in names:
                 check_column(place, name, table.columns, table.file)
         columns = sorted(name for name in table.columns if name != self._target and name not in self._ignore)
+        for name in sorted(self._ignore.difference(table.columns)):
+            # A silo may lack an ignored column. But of a misspelt name, training would use the column that it means.
+            if get_close_matches(name, columns, cutoff=0.75):
+                check_column("task.ignore", name, table.columns, table.file)
+            elif self._read is None:
+                logger.info("%s has no column %r, which task.ignore names", table.file, name)
         if not columns:
             raise ConfigError("task.ignore", f"{table.file} has no column left to learn from", "Ignore fewer")
         return columns

@@ -1,3 +1,4 @@
+import logging
 import zlib
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,13 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
 def test_unknown_columns_in_options_are_named(tmp_path: Path, option: str, columns: Any) -> None:
     with pytest.raises(ConfigError, match=rf"task\.{option}: .*no column 'twon'\. Write one of the 3 names"):
         load(CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", **{option: columns}))
+
+
+def test_a_silo_may_lack_an_ignored_column(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    file = write(tmp_path, "a.csv", GOOD)
+    assert rows(load(CsvTask((file,), "sick", ignore=("age", "doctor")))).shape == (20, 8)
+    assert "a.csv has no column 'doctor', which task.ignore names" in caplog.text
 
 
 def test_one_file_a_silo(tmp_path: Path) -> None:

@@ -51,11 +51,15 @@ def test_what_columns_were_taken_for_is_said_unless_the_run_says_it(tmp_path: Pa
         (GOOD.replace("21,", "12%,"), r"silo 'b', .*b\.csv, line 3, column 1: .*task\.columns"),
         (GOOD.replace("age", "years"), r"silo 'b': it has no column 'age', and a has; it has a column 'years', and a"),
         (GOOD.replace("Rome", "1").replace("?", "2"), r"silo 'b': column 'town' \(row 2\) is number, and text at a"),
+        (GOOD.replace("Rome", "").replace("?", ""), r"column 'town' \(no known cell\) is number, and text at a"),
     ],
 )
 def test_a_table_that_does_not_fit_ends_a_run_before_it_begins(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         look(silos(tmp_path, GOOD, text))
+    if "no known cell" in message:
+        with pytest.raises(ConfigError, match=r"'town' \(row 2\) is text, and number \(no known cell\) at a"):
+            look(silos(tmp_path, text, GOOD))
 
 
 def test_emulated_silos_have_data_by_the_name_that_the_task_asks_for(tmp_path: Path) -> None:

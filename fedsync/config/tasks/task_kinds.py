@@ -131,7 +131,7 @@ class CsvConfig(TaskSection):
     """Threshold of a numeric target: with it there are two classes, and a target above the threshold is class 1."""
 
     ignore: list[str] = field(default_factory=list)
-    """Names of columns to leave out."""
+    """Names of columns to leave out; a silo may lack them."""
 
     text: list[str] = field(default_factory=list)
     """Names of columns to treat as text, even if all cells of a silo look like numbers."""
