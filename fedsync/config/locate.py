@@ -7,9 +7,6 @@ from pathlib import Path
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 
-BY_NAME = "data:"
-"""Prefix of a task's path that is a name; each silo maps the name to its own path in ``data``."""
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 

@@ -16,7 +16,7 @@ from fedsync.common.names import near_miss
 from fedsync.common.sandbox.named_code import is_module
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
-from fedsync.config.locate import BY_NAME, beside, locate
+from fedsync.config.locate import beside, locate
 from fedsync.config.sections.evaluation import unreachable
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
@@ -27,6 +27,7 @@ from fedsync.policies.balance.balancer_base import FixedBalancer
 from fedsync.policies.barrier.wrappers.default_wrappers import MinimumSilos, OpenableSums, Resting
 from fedsync.policies.rounds.settings_by_round import RoundHook
 from fedsync.policies.schema import Policy
+from fedsync.tasks.task_section import BY_NAME
 
 
 class StrategyConfig(StrategySections):

@@ -7,8 +7,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Gt, Lt
 
+from fedsync.common.errors import ConfigError
 from fedsync.policies.schema import Chosen, DataPart
 from fedsync.tasks.task_protocol import Task
+
+BY_NAME = "data:"
+"""Prefix of a task's path that is a name; each silo maps the name to its own path in ``data``."""
 
 Scores = Literal["share", "error", "any"]
 """Meaning of a task's accuracy: share of right answers, minus an error, or any number."""
@@ -61,8 +65,17 @@ class TaskSection(DataPart):
         return self
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        """Return the task of emulated silos, with the path of each data name; `ConfigError` if a silo has none."""
-        return self
+        """Return the task of emulated silos, with the path of each data name; `ConfigError` if a silo has none. This
+        default has no paths of single silos, and refuses names.
+        """
+
+        def checked(path: str) -> str:
+            if data and path.startswith(BY_NAME):
+                problem = f"emulated silos cannot have files of their own in a task of kind {self.kind!r}: {path}"
+                raise ConfigError("task", problem, "Choose kind: csv, or name one file and a partition that divides it")
+            return path
+
+        return self.relocated(checked)
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         return self

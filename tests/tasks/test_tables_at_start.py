@@ -68,6 +68,9 @@ def test_emulated_silos_have_data_by_the_name_that_the_task_asks_for(tmp_path: P
     assert spec.task.files == [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"task\.file: .*data:test, and silo 'a' has no data by that name"):
         RunSpec.of(config(file="data:test"), ClusterConfig.load(file), 2)
+    task = 'task={"kind": "linear", "data": {"kind": "table", "file": "data:train"}, "partition": {"kind": "own"}}'
+    with pytest.raises(ConfigError, match=r"task: emulated silos cannot .* kind 'linear': data:train\. .*kind: csv"):
+        RunSpec.of(StrategyConfig.load("bsp", [task]), ClusterConfig.load(file), 2)
 
 
 @pytest.mark.parametrize("more", [{}, {"statistics": {"bins": 4}}], ids=["run", "survey"])

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.locate import BY_NAME
 from fedsync.config.sections.section import EITHER, SECTION, VALUE, Section
 from fedsync.config.tasks.task_trainers import OwnLoopSection
 from fedsync.model.table_columns import ColumnRule
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.policies.schema import register
-from fedsync.tasks.task_section import PartOfData, Scores, TaskSection
+from fedsync.tasks.task_section import BY_NAME, PartOfData, Scores, TaskSection
 
 if TYPE_CHECKING:
     from fedsync.client.app import Silo

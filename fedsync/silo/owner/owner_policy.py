@@ -22,7 +22,6 @@ from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
 from fedsync.config.cipher import PlainConfig
-from fedsync.config.locate import BY_NAME
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.presence import PresenceConfig, utc_now
 from fedsync.config.sections.privacy import BudgetConfig
@@ -38,7 +37,7 @@ from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace
 from fedsync.silo.owner.key_lookup import KEYS, has_keys
 from fedsync.silo.owner.privacy_ledger import LEDGERS
 from fedsync.silo.protocol import Identity
-from fedsync.tasks.task_section import TaskSection
+from fedsync.tasks.task_section import BY_NAME, TaskSection
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan

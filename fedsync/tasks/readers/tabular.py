@@ -84,7 +84,7 @@ def _records(file: str) -> Iterator[tuple[int, list[str]]]:
     line = 1
     try:
         with (
-            reading(file, "task.files"),
+            reading(file, "task"),
             open_data(file) as content,
             io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
         ):
