@@ -45,9 +45,9 @@ def evaluate(
     from fedsync.extras.cross_site.site_evaluation import models_of_run
 
     named, out = out is not None, out or (None if folder is None else folder / "evaluated.json")
+    sites = _sites(folder, silo or [], run)
     if out is not None:
         check_result(out, "--out")
-    sites = _sites(folder, silo or [], run)
     models = [] if model is None else [(ModelRow("file", about={"file": str(model)}), model)]
     if model is None and folder is not None:
         models = models_of_run(folder)

@@ -202,7 +202,7 @@ def test_a_silo_whose_metric_is_not_finite_is_left_out(
 def test_what_cannot_be_meant(run: Path, tmp_path: Path) -> None:
     for words, problem in (
         ([run, "--silo", "c"], "no silo 'c'"),
-        ([tmp_path], "no run: config"),
+        ([tmp_path / "nosuchrun"], "nosuchrun: no run: config"),
         ([], "neither a run nor"),
         ([run, "--model", run / "summary.json"], "not a state dict"),
         ([run, "--out", tmp_path / "nowhere" / "x.json"], "no folder"),
