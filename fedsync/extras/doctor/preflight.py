@@ -64,6 +64,7 @@ def check_server(config: ServerStartConfig, now: datetime) -> Iterator[Check]:
         yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
         yield here.check_node_key(Path(upstream.node_key))
         yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
+        yield from health.check_refusals(Path(config.state))
     if config.certificates is not None:
         running = health.is_running(Path(config.state), now)
         certificate = ServerCertificate.at(Path(config.certificates)).certificate

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedsync.common import codec, errors, foreign
 from fedsync.common.errors import ConfigError, IntegrityError, ProtocolError, RunError, SiloAway, SiloLocked
-from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.owner.approvals import AwaitsApproval
@@ -241,8 +241,8 @@ def _note(code: Refusal, reason: str) -> None:
     root = os.environ.get(STATE)
     if not root:
         return
-    folder = Path(root)
     try:
+        folder = private_folder(Path(root))  # a relay has none yet
         with taken(folder / f"{NOTES}.lock") as alone:
             if not alone:
                 return
