@@ -197,7 +197,7 @@ class Nodes:
         """Register a node that answers as a relay; `ProtocolError` if it may not be one, or the answer is invalid."""
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
-            raise self._refusal(node, "relay", "it says that it is a relay, and `regions` has no relay of this name")
+            raise self._refusal(node, "relay", "it says it is a relay, and `relays` in server.yaml has no such name")
         self.regions = self.regions or self._make_regions()
         self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
