@@ -148,7 +148,7 @@ class HubTransport:
                 self._invite()
                 away = False
             except Exception as error:  # the SuperLink is away, or was restarted
-                if not away:
+                if not away and not self._over.is_set():  # `close` removes the folder of sessions
                     logger.warning("the SuperLink does not answer; connected silos continue: %s", error)
                 away = True
 
