@@ -187,7 +187,7 @@ def test_where_nodes_have_names_only_those_that_the_server_names_are_relays(
     nodes.look()
     said = _says_that_it_is_a_relay(RelayedNode(1, "a", "now"), RelayedNode(2, "b", "now"), RelayedNode(3, "", "now"))
     if not may:
-        with pytest.raises(ProtocolError, match="`relays` in server.yaml has no such name"):
+        with pytest.raises(ProtocolError, match=r"`relays` in server\.yaml has no such name"):
             nodes.relay(1, said)
         assert nodes.look() == ([], [])
         return
