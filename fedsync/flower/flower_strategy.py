@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsync.common.errors import ConfigError, HugeModel
+from fedsync.common.errors import ConfigError, HugeModel, RunError
 from fedsync.common.run_claim import EVIDENCE, Existing, claimed
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
@@ -306,6 +306,9 @@ class FedSync(Shipped):
         try:
             driver.run()
             final = None if current is None else current()
+        except RunError:
+            final = current() if current is not None and recorder.ledger.rounds else None  # what it has learnt
+            raise
         finally:
             for each in extensions:
                 each.close()

@@ -63,7 +63,8 @@ def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
     for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
         stop += size
         inputs = max(1, math.prod(shape[1:])) if len(shape) > 1 else inputs
-        found.append(Tensor(stop, None if matches(name, NAMES) else 1.0 / (depth * math.sqrt(inputs))))
+        counted = name in layout.buffers or matches(name, NAMES)
+        found.append(Tensor(stop, None if counted else 1.0 / (depth * math.sqrt(inputs))))
     return tuple(found)
 
 

@@ -27,11 +27,13 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Names and shapes of a model's tensors, in the order of the flat vector. All data between silos and server is
-    float32; the trainer rounds integer buffers (batch-norm counters) back.
+    float32; the trainer rounds integer buffers (batch-norm counters) back. ``buffers`` names tensors beside parameters,
+    as far as they are known: those of a module, but not those of named arrays.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    buffers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Layout:

@@ -192,6 +192,7 @@ class PlainAggregator(InTheClear):
             return change if before is None else _moved(before, change)
 
         share = np.float32(1 / max(sum(taken.weights.values()), 1.0))
+        now, exact = self._public.version, self._exact
 
         def fold(start: int, stop: int) -> Vector:
             new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
@@ -205,7 +206,10 @@ class PlainAggregator(InTheClear):
                     scaled *= np.float32(weight)
                 else:
                     np.multiply(update, np.float32(weight), out=scaled)
+                version, base = bases.get(update_id, (now, exact))
                 for part in within(self._statistics, start, stop) if self._statistics else ():
+                    if version < now:  # a mean of what silos have: stale changes could add up to a variance below 0
+                        scaled[part] += np.float32(weight) * (base[start:stop][part] - exact[start:stop][part])
                     scaled[part] *= share
                 new += scaled
             give_back(*taken.payloads.values(), *(base for _, base in bases.values()))

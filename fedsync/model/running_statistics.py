@@ -1,4 +1,4 @@
-"""Running statistics of norm layers: values of a model that are counted or averaged, not trained.
+"""Running statistics of norm layers and other buffers: values of a model that are counted or averaged, not trained.
 
 A silo's update changes them far more than weights (a counter by the number of steps), and a variance below 0 makes the
 model useless. So no server optimizer steps them, and no wire format that keeps a loss for the next update rounds them.
@@ -29,7 +29,8 @@ Ranges = tuple[tuple[int, int], ...]
 def statistics_of(layout: Layout) -> Ranges:
     stops = np.cumsum(layout.sizes).tolist()
     parts = zip(layout.names, layout.sizes, stops, strict=True)
-    return tuple((stop - size, stop) for name, size, stop in parts if size and matches(name, NAMES))
+    kept = set(layout.buffers)
+    return tuple((stop - size, stop) for name, size, stop in parts if size and (name in kept or matches(name, NAMES)))
 
 
 def within(ranges: Ranges, start: int, stop: int) -> Iterator[slice]:

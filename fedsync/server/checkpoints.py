@@ -61,7 +61,7 @@ logger = foreign.logger(__name__)
 _MOST_NAME = 40
 KEPT = 3
 
-FORMAT = 25
+FORMAT = 26
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
 _SUFFIX, _TORN = ".ckpt", ".torn"

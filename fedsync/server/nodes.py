@@ -236,7 +236,7 @@ class Nodes:
         """Record a silo's refusal of the run; raise `RunError` if the run cannot succeed any more.
 
         The run fails if all expected silos refuse it for one permanent reason, or so many that the run cannot begin. A
-        run that has begun does not fail: a refusal from a silo that could take part before is likely to pass.
+        run that has begun fails only if all privacy budgets are spent: other refusals are likely to pass then.
         """
         self._answers[node] = refused.code.name
         final = refused.code in AT_ONCE or self._useless.get(node, 0) + 1 >= _MOST_REFUSALS
@@ -248,7 +248,8 @@ class Nodes:
         expected = inf if self._admission.expected is None else self._admission.expected
         if len(here) < expected:
             return
-        if not self.examples and here <= self._refusing.keys() and len({self._refusing[one].code for one in here}) == 1:
+        ends = not self.examples or refused.code is Refusal.BUDGET
+        if ends and here <= self._refusing.keys() and len({self._refusing[one].code for one in here}) == 1:
             raise RunError(explained_together({self.sender(one): self._refusing[one] for one in sorted(here)}))
         out = {node: why for node, why in self._refusing.items() if node in here and why.code in UNTIL_CHANGED}
         left = len(here) - len(out)

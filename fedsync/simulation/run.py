@@ -99,7 +99,11 @@ def _drive(
     workers, refused = _sessions(spec, config.quorum(None if cluster is None else cluster.at_start), rings)
     first = next(iter(workers.values()))
     policies, plan = builder.policies(), spec.encryption_plan(first.layout)
-    given = None if config.initial_model is None else first.trainer_facts.load(Path(config.initial_model))
+    given = None
+    if config.initial_model is not None:
+        from fedsync.train.weights import load_for
+
+        given = load_for(first.trainer_facts, Path(config.initial_model))
     begin = first.initial_model() if given is None else given
     aggregator = builder.aggregator(first.layout, begin, policies, plan, keys, given)
     recorder = builder.recorder(first.layout.nbytes, plan)
@@ -110,8 +114,11 @@ def _drive(
     try:
         driver.run()
         last = final_model(aggregator, replicas)
-    except Stuck as error:
-        raise error.naming(recorder.ledger.missing()) from error
+    except RunError as error:
+        last = final_model(aggregator, replicas) if recorder.ledger.rounds else None  # what it has learnt
+        if isinstance(error, Stuck):
+            raise error.naming(recorder.ledger.missing()) from error
+        raise
     finally:
         best = best_model(aggregator, replicas)
         if recorder.ledger.best is not None and best is not None:

@@ -61,13 +61,6 @@ class TrainerFacts:
     def names(self) -> set[str]:
         return {*self.layout.names, *self.kept_names, *self.ties}
 
-    def load(self, file: Path) -> Vector:
-        """Load a model from a file; raises as `fedsync.train.weights.load_model` and `check_frozen`."""
-        from fedsync.train.weights import check_frozen, load_model, read_state
-
-        check_frozen(str(file), read_state(file), self.kept_names[len(self.private_names) :], self.frozen)
-        return load_model(file, self.layout, self.names)
-
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import compress
 from math import prod
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +27,7 @@ from fedsync.tasks.task_protocol import Task
 from fedsync.train.machine.device import seeded
 from fedsync.train.machine.resources import FittingModel
 from fedsync.train.module_parts import PrivateParts, frozen_digest, parts_of
-from fedsync.train.silo_trainer import TensorPlace
+from fedsync.train.silo_trainer import TensorPlace, TrainerFacts
 
 logger = foreign.logger(__name__)
 
@@ -73,7 +74,11 @@ class Weights:
             if parameter.requires_grad and parameter.data_ptr() not in known:
                 problem = f"the model trains {name}, and its state_dict() leaves it out or copies it"
                 raise ConfigError("task.model", problem, "Return the parameter itself")
-        self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
+        trained = {parameter.data_ptr() for parameter in module.parameters()}
+        buffers = tuple(name for name, tensor in named.items() if tensor.data_ptr() not in trained)
+        shapes = tuple(tuple(tensor.shape) for tensor in named.values())
+        self.layout = Layout(tuple(named), shapes, buffers if len(buffers) < len(named) else ())
+        self._variances = [name.endswith("running_var") for name in named]
         self.rounds = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in named.values())
         say_rounded(rounded(named))
         # Names are attribute paths in the module, unless the module overrides its state dict.
@@ -94,19 +99,22 @@ class Weights:
         """Set every tensor from float32 [layout.size]; ValueError for a wrong length or a value that is not finite."""
         self.layout.check(vector)
         # torch warns about read-only arrays, such as a received model, so parts of it are copied.
+        tensors = self._tensors()
         if self._flat is None:
-            for tensor, values in zip(self._tensors(), self.layout.split(vector).values(), strict=True):
+            for tensor, values in zip(tensors, self.layout.split(vector).values(), strict=True):
                 if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
                     np.copyto(tensor.numpy(), values)
                 else:
                     _set(tensor, torch.from_numpy(values.copy()))
                 give_back(vector)
-            return
-        for start, stop in spans(vector.size, vector.itemsize):
-            self._flat[start:stop].copy_(torch.from_numpy(vector[start:stop].copy()))
-            give_back(vector)
-        for tensor, part in zip(self._tensors(), self._parts, strict=True):
-            _set(tensor, part)
+        else:
+            for start, stop in spans(vector.size, vector.itemsize):
+                self._flat[start:stop].copy_(torch.from_numpy(vector[start:stop].copy()))
+                give_back(vector)
+            for tensor, part in zip(tensors, self._parts, strict=True):
+                _set(tensor, part)
+        for variance in compress(tensors, self._variances):
+            variance.clamp_(min=0)  # stale updates can add up to less in encrypted sums, and its root would be NaN
 
     def read(self) -> Vector:
         if self._flat is not None:
@@ -183,6 +191,12 @@ def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
     return layout.join(arrays)
 
 
+def load_for(facts: TrainerFacts, path: Path) -> Vector:
+    """Load a model for a trainer; raises as `load_model` and `check_frozen`."""
+    check_frozen(str(path), read_state(path), facts.kept_names[len(facts.private_names) :], facts.frozen)
+    return load_model(path, facts.layout, facts.names)
+
+
 def check_frozen(model: str, state: Mapping[str, Tensor], names: Sequence[str], digest: str) -> None:
     """Raise `PartsError` if a model has frozen tensors ``names`` with another digest: no silo loads them. The file of a
     server that could not build the model lacks them.
@@ -244,9 +258,9 @@ class TaskModel:
 
     def check_frozen(self, first: Mapping[str, NDArray[Any]]) -> None:
         """Compare frozen tensors of a run's first model, as `check_frozen`."""
-        state = self._module.state_dict()
-        given = {name: torch.from_numpy(first[name]).to(state[name].dtype) for name in state.keys() & first.keys()}
-        check_frozen("initial_model", given, self.parts.frozen, self.frozen_digest.hex())
+        own, names = self._module.state_dict(), self.parts.frozen
+        given = {name: torch.from_numpy(first[name]).to(own[name].dtype) for name in names if name in first}
+        check_frozen("initial_model", given, names, self.frozen_digest.hex())
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         """Write a model's state dict atomically; errors as `Weights.load` and `PrivateParts.restore`.

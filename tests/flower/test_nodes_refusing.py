@@ -80,6 +80,16 @@ def test_a_run_that_a_silo_has_joined_is_not_given_up_for_refusals() -> None:
     refuse(nodes, 2, OWNER)
 
 
+def test_a_run_whose_budgets_are_all_spent_is_over_though_it_has_begun() -> None:
+    """It waited for silos that were there, until it had been idle for too long."""
+    _, nodes = refusing(2, "a", "b")
+    for node, name in enumerate("ab", 1):
+        join(nodes, node, name)
+    refuse(nodes, 1, Refused(Refusal.BUDGET))
+    with pytest.raises(RunError, match="every silo refuses the run, BUDGET"):
+        refuse(nodes, 2, Refused(Refusal.BUDGET))
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_which_and_why(joined: bool) -> None:
     """One silo with a bad table made the other wait for ever."""

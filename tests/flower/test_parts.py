@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from flwr.app import Array, ArrayRecord
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
+from fedsync.flower.first_model import task_model
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.flower.result import RunResult
 from fedsync.model.tensor_parts import ModelForm
@@ -18,6 +20,7 @@ from fedsync.observe.run_builder import measuring
 from fedsync.server.checkpoints import digest, prepare
 from fedsync.silo.owner.key_lookup import KEYS
 from fedsync.silo.protocol import Hello
+from fedsync.train.weights import read_arrays
 from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import SILOS, with_keys
 from tests.flower.grid import Answer, DirectGrid, changing
@@ -90,18 +93,29 @@ def test_a_resumed_run_remembers_whose_frozen_tensors_count(tmp_path: Path, monk
     assert origin.frozen is not None and len(origin.frozen) == 64 and origin.kept == ("body.weight", "body.bias")
 
 
+def task_arrays(config: StrategyConfig, file: Path) -> dict[str, Any]:
+    built = task_model(config)
+    built.save_model(file, built.initial())
+    return read_arrays(file)
+
+
 def test_given_arrays_may_have_what_does_not_travel_and_come_back_with_it(tmp_path: Path) -> None:
     (tmp_path / "bodied.py").write_text(TASK)
     task = {"kind": "custom", "file": str(tmp_path / "bodied.py"), "options": {"body": True}}
     config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(task)}"])
-    shapes = {"net.weight": (5, 5), "net.bias": (5,), "body.weight": (300, 299), "body.bias": (300,)}
+    given = {"own.bias": np.zeros(30, np.float32), **task_arrays(config, tmp_path / "model.pt")}
     # A frozen array with the values of one that travels is not taken for tied to it.
-    given = {name: np.zeros(shape, np.float32) for name, shape in {**shapes, "own.bias": (30,)}.items()}
-    given["body.bias"][:5] = 0.0
+    given["net.bias"] = given["body.bias"][:5].copy()
     run = FedSync(config, SILOS, out=tmp_path / "run", timing=TIMING)
     result = run.start(DirectGrid(3), ArrayRecord({name: Array(value) for name, value in given.items()}))
     assert set(result.arrays) == set(given)
-    assert result.arrays["net.weight"].numpy().any() and not result.arrays["body.bias"].numpy().any()
+    np.testing.assert_array_equal(result.arrays["body.bias"].numpy(), given["body.bias"])
+    assert (result.arrays["net.weight"].numpy() != given["net.weight"]).any()
+    given["body.bias"] = np.zeros_like(given["body.bias"])
+    with pytest.raises(ConfigError, match=r"initial_model: 'body\.\w+', or another frozen tensor, differs"):
+        FedSync(config, SILOS, out=tmp_path / "another", timing=TIMING).start(
+            DirectGrid(3), ArrayRecord({name: Array(value) for name, value in given.items()})
+        )
     with pytest.raises(ConfigError, match="which the model at the silos has not"):
         FedSync(config, SILOS, out=tmp_path / "other", timing=TIMING).start(
             DirectGrid(3), ArrayRecord({**result.arrays, "odd": Array(np.ones(3, np.float32))})

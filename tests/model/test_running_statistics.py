@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ProtocolError
+from fedsync.core.actions import Commit
 from fedsync.model.layout import Layout
+from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_wire import FP32, Bf16, Int8, TopK, Wire, WireFormat
 from fedsync.model.running_statistics import fitted, statistics_of
 from fedsync.model.server_optimizer import ServerOptimizer
@@ -39,6 +41,17 @@ def test_formats_that_round_each_value_by_its_size_stay_as_they_are() -> None:
     assert fitted(wire, LAYOUT) == wire and fitted(small, Layout(("a",), ((9,),))) == small
 
 
+def test_stale_statistics_are_averaged_and_their_changes_are_not_added() -> None:
+    """Three silos find a variance of 0.2 instead of 1, one after the other, each from the first model."""
+    store = PlainAggregator(vector(5, 1), statistics=((1, 2),))
+    for silo in "abc":
+        store.begin(f"{silo}/1")
+    for version, silo in enumerate("abc", 1):
+        store.put(silo, f"{silo}/1", vector(1, -0.8))
+        store.commit(Commit(version, {f"{silo}/1": 0.8}))
+    np.testing.assert_allclose(store.model, [5 + 3 * 0.8, 0.2 + 0.8 * 0.2**3], rtol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e31])
 def test_statistics_that_are_no_numbers_are_neither_sent_nor_taken(bad: float) -> None:
     wire = fitted(Wire(up=Int8()), LAYOUT).up
@@ -55,10 +68,11 @@ def test_statistics_that_are_no_numbers_are_neither_sent_nor_taken(bad: float) -
             wire.encode(update)
 
 
+@pytest.mark.parametrize(("name", "buffers"), [("n.running_var", ()), ("n.mine", ("n.mine",))])
 @pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "fedyogi", "fedadagrad", "cautious-adam"])
-def test_no_optimizer_steps_statistics(kind: str) -> None:
-    """Each moves by the silos' mean change, also where momentum would have it move on."""
-    layout = Layout(("w", "n.running_var", "v"), ((2,), (1,), (2,)))
+def test_no_optimizer_steps_statistics(kind: str, name: str, buffers: tuple[str, ...]) -> None:
+    """Each moves by the silos' mean change, also where momentum would have it move on; so do own buffers."""
+    layout = Layout(("w", name, "v"), ((2,), (1,), (2,)), buffers)
     assert statistics_of(layout) == ((2, 3),)
     optimizer: ServerOptimizer = KINDS[kind]
     _, steps = walk(optimizer.fitted(layout), [vector(1, -2, 0.25, 3, 4), vector(1, -2, -0.125, 3, 4)])

@@ -57,6 +57,7 @@ def test_a_silo_whose_budget_is_spent_does_not_come_back_from_its_crashes(tmp_pa
     changes = ("privacy={kind: dp-sgd, clip: 1.0, noise_multiplier: 1.0}", "stop.rounds=1000", "min_silos=2")
     with pytest.raises(RunError, match=r"nothing is left to happen.*a is missing.*BUDGET"):
         run_virtual(strategy(tmp_path, *changes), ClusterConfig.model_validate(machines), tmp_path / "run")
+    assert (tmp_path / "run" / "last.pt").exists(), "what the budgets paid for is kept"
 
 
 def test_a_run_without_enough_silos_names_each_that_refuses_and_why(tmp_path: Path) -> None:

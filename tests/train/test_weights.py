@@ -43,6 +43,16 @@ def test_a_log_names_integers_that_float32_changes(caplog: pytest.LogCaptureFixt
     assert [each.getMessage().rpartition(": ")[2] for each in caplog.records] == ["hashes"]
 
 
+def test_buffers_are_named_and_no_variance_is_below_zero() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    weights = Weights(module)
+    assert weights.layout.buffers == ("1.running_mean", "1.running_var", "1.num_batches_tracked")
+    weights.load(np.full(weights.layout.size, -0.25, np.float32))
+    read = weights.layout.split(weights.read())
+    assert not read["1.running_var"].any() and (read["1.running_mean"] == -0.25).all()
+    assert Weights(nn.BatchNorm1d(3, affine=False)).layout.buffers == (), "a module of buffers alone trains them"
+
+
 def test_tied_weights_travel_once() -> None:
     assert Weights(Tied()).layout.names == ("embed.weight",)
 

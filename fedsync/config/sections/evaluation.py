@@ -127,9 +127,7 @@ class CrossSiteConfig(Section):
         return self
 
     def check(self, cipher: CipherConfig, evaluated: float, *, given: bool) -> None:
-        """Raise ValueError if the share ``evaluated`` of silos is 0, or no silo keeps the best model to fine-tune, or the
-        first one, if it is ``given``, to train alone.
-        """
+        """Raise ValueError if no silo evaluates, or if silos do not keep the best model, or a ``given`` first model."""
         if evaluated == 0:
             raise ValueError("fraction_evaluate 0: no silo evaluates the models of evaluation.cross_site; write 1.0")
         if given and self.local and not isinstance(cipher, PlainConfig):

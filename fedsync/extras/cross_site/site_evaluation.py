@@ -32,7 +32,7 @@ from fedsync.silo.session.silo_setup import local_trainer
 from fedsync.simulation.run import surveyed_again
 from fedsync.train.module_parts import packed
 from fedsync.train.silo_trainer import SiloTrainer
-from fedsync.train.weights import read_state
+from fedsync.train.weights import load_for, read_state
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,7 +151,7 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
                 logger.warning(_UNTRAINED, ", ".join(facts.private_names[:_MOST_NAMED]))
             for model, file in models:
                 private = {name: each for name, each in read_state(file).items() if name in facts.private_names}
-                loaded = facts.load(file), Cursor(private=_packed(spec, private))
+                loaded = load_for(facts, file), Cursor(private=_packed(spec, private))
                 matrix.cells[model, site.name] = trainer.judge(*loaded, Split.TEST, model.subject, gains=True)
             for subject in own.subjects:
                 found = trainer.judge(*own.model(subject), Split.TEST, subject, gains=True)

@@ -131,6 +131,8 @@ def _kept(summary: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Kep
         model = summary.get(subject)
         if model and model.get("version") is not None:
             digest, metrics, test = model.get("digest") or "", model.get("metrics"), model.get("test")
+            if subject == "last" and model["version"] < (newest := summary.get("commits", 0)):
+                why += f"; the file has version {newest}, without a score"
             yield KeptVersion(subject, model["version"], why, digest, metrics, test)
 
 

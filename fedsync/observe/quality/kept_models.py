@@ -78,8 +78,8 @@ class KeptModels:
         self._not_before_s = now_s + _SHARE * (now_s - begin_s)
 
     def finish(self, last: Vector | None) -> None:
-        """Write the pending best model and the last model, float32 [layout.size]. ``last`` is None if the run failed,
-        or only silos hold the model; otherwise `ConfigError` if a file cannot be written.
+        """Write the pending best model and the last model, float32 [layout.size]. ``last`` is None if the run failed
+        without a version, or only silos hold the model; otherwise `ConfigError` if a file cannot be written.
         """
         if last is None:
             self._not_before_s = 0.0

@@ -24,7 +24,8 @@ from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
-from fedsync.model.running_statistics import INSTEAD, statistics_of
+from fedsync.model.layout import matches
+from fedsync.model.running_statistics import INSTEAD, NAMES
 from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
@@ -262,7 +263,7 @@ def privacy_guard(
     if whole is None:
         found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
     else:
-        if statistics_of(trainer.facts.layout):
+        if any(matches(name, NAMES) for name in trainer.facts.layout.names):
             problem = "running statistics of norm layers change more than weights, and would take most of privacy.clip"
             raise ConfigError("privacy.kind 'silo-noise'", problem, f"Use {INSTEAD}")
         found = trainer.facts.examples

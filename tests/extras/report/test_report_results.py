@@ -165,6 +165,16 @@ def test_why_a_version_is_the_best(tmp_path: Path, rule: object, words: str) -> 
     assert (best.subject, best.why) == ("best", words)
 
 
+def test_a_last_model_that_is_newer_than_its_scores_is_told(tmp_path: Path) -> None:
+    told(tmp_path, ["a", "b"])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    scored = summary["last"]["version"]
+    for newest, words in {scored: "newest version with a score", scored + 4: f"version {scored + 4}, without"}.items():
+        last = read_results(tmp_path, {**summary, "commits": newest}, {}).kept[-1]
+        assert last.subject == "last" and words in last.why
+        assert ("without" in last.why) == (newest > scored)
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_matrix_of_sealed_runs_has_pooled_numbers_alone(tmp_path: Path) -> None:
     def seal(document: dict[str, Any]) -> None:

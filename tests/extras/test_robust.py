@@ -17,12 +17,12 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.protocols import Weigher
 from fedsync.core.silo_weight import Solver
+from fedsync.extras.robust import Krum, Median, RobustPolicy, TrimmedMean
 from fedsync.model.commit_updates import Combiner, CommitUpdates, Rows
 from fedsync.model.layout import Vector
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.server_optimizer import HeavyBall
 from fedsync.observe.quality.kept_models import LAST
-from fedsync.policies.aggregate.robust import Krum, Median, RobustPolicy, TrimmedMean
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.simulation.run import run_virtual
 from tests.model.stores import vector
