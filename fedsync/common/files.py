@@ -211,11 +211,11 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
-    found = stat.S_IMODE(status.st_mode)
+    found, owner, me = stat.S_IMODE(status.st_mode), status.st_uid, os.geteuid()
+    if owner != me and (owner or found & _OTHERS):
+        raise ConfigError(str(path), f"belongs to user {owner}, not to user {me}", f"Run `chown -R {me} {path}`")
     if found & _OTHERS:
         raise ConfigError(str(path), f"open to others: its mode is {found:04o}", f"Run `chmod {mode:o} {path}`")
-    if status.st_uid not in {0, os.geteuid()}:
-        raise ConfigError(str(path), f"belongs to user {status.st_uid}", "Give it to the user that runs this")
 
 
 def settle_file(path: Path) -> None:

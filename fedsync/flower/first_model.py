@@ -118,7 +118,6 @@ def ask_for_model(
                         raise ProtocolError(name, "message", f"it answers {type(reply).__name__}")
             except ProtocolError as error:
                 last, why = str(error), error
-            logger.warning("%s", last)
-            nodes.ask_again(sent.node, why)
+            nodes.ask_again(sent.node, why or last)
         time.sleep(timing.poll_s)
     raise RunError(f"no silo sent a model in {timing.join_timeout_s:g} s; {last}")

@@ -58,8 +58,7 @@ def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
     """Open the transport to the silos of a run: a hub if the server has an address for it, else Flower's messages.
     Raises `ConfigError` if the hub cannot listen.
     """
-    place = os.environ.get(HUB)
-    if not place:
+    if not (place := os.environ.get(HUB)):
         yield GridTransport(grid)
         return
     transport = HubTransport.begin(grid, HubPlace.load(Path(place)), folder / FOLDER)
@@ -148,7 +147,7 @@ class HubTransport:
                 self._invite()
                 away = False
             except Exception as error:  # the SuperLink is away, or was restarted
-                if not away:
+                if not away and not self._over.is_set():  # `close` removes the folder of sessions
                     logger.warning("the SuperLink does not answer; connected silos continue: %s", error)
                 away = True
 
@@ -286,7 +285,4 @@ def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
 
 
 def _names_in(path: str) -> Collection[str]:
-    try:
-        return set(json.loads(Path(path).read_text(encoding="utf-8"))) if path else ()
-    except FileNotFoundError:
-        return ()
+    return set(json.loads(Path(path).read_text(encoding="utf-8"))) if path and Path(path).exists() else ()

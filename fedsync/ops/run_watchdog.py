@@ -149,8 +149,8 @@ class RunWatchdog:
                 care.phase = phase(folder)
 
     def _note_failure(self, folder: Path, care: _Care) -> None:
-        why = why_failed(folder)
-        if why is None or STOPPED in why or care.failed == why:
+        why = (why_failed(folder) or "").removeprefix(f"{folder}: ")
+        if not why or STOPPED in why or care.failed == why:
             return
         care.failed = why
         with suppress(FileNotFoundError):

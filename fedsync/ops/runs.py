@@ -186,14 +186,15 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
             withdraw(record.number, CONNECTION, flower_environment(Path(config.state)))
         stale = {file: file.read_bytes() for name in (ERROR_FILE, SUMMARY) if (file := folder / name).exists()}
         resume = "yes" if newest_version(folder) is not None else ""
-        # The folder may have moved since the start.
+        # The folder may have moved since the start, and the server's file may list other relays.
         paths = {"strategy": folder / STRATEGY_FILE, "silos": folder / _SILOS, "out": folder, "control": folder}
-        here = {key: str(path) for key, path in paths.items() if record.settings.get(key)}
+        told = {key: str(path) for key, path in paths.items() if record.settings.get(key)}
+        told |= {"keys": config.keys or "", "regions": json.dumps(config.regions) if config.regions else ""}
         try:
             # Removed before the submission, because the new server process may write them at once.
             for file in (*stale, folder / PID_FILE):
                 file.unlink(missing_ok=True)
-            hand_over(config, folder, {**record.settings, **here, "keys": config.keys or "", "resume": resume})
+            hand_over(config, folder, {**record.settings, **told, "resume": resume})
         except BaseException:
             for file, content in stale.items():  # the run is as it was: a stopped one is not taken for one that died
                 write_atomically(file, content)

@@ -240,7 +240,7 @@ class FlowerDriver:
     def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
         """Return the event, if any, for a message without a usable answer; ``back_s`` as in `WorkFailed`."""
         now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
-        (logger.debug if isinstance(sent.request, protocol.Train) else logger.warning)("%s", reason)
+        (logger.debug if isinstance(sent.request, protocol.Train | protocol.Describe) else logger.warning)("%s", reason)
         match sent.request:
             case protocol.Train(order):
                 return WorkFailed(now_s, name, order.update_id, reason, back_s)

@@ -111,8 +111,8 @@ def make_regions(layout: Layout | None = None, *, adds: bool = True, hold_s: flo
 class Nodes:
     """Connected nodes and their silos.
 
-    A refused node is logged once, and receives no requests while it stays connected. If it was refused because another
-    node has its name, it is checked again when the other node is gone.
+    A refused node is asked again about once a minute, because its operator may have mended it, and as soon as the node
+    is gone that has its name. A node's problem is logged once.
 
     ``look_s`` is the shortest time between two checks for new and lost nodes [s]; it grows if a check takes long.
     ``regions`` makes the run's `Regions`, once the first node has identified itself as a relay.
@@ -138,6 +138,7 @@ class Nodes:
         self._refusing: dict[int, Refused] = {}
         self._names: dict[int, str] = {}
         self._answers: dict[int, str] = {}
+        self._warned: dict[int, str] = {}
         self._hopeless: dict[int, LaterVersion | AnotherApp] = {}
         self._told = ""
         self.by_name: dict[str, int] = {}
@@ -173,6 +174,7 @@ class Nodes:
         self._rests = {node: looks - 1 for node, looks in self._rests.items()}
         for node in [node for node, looks in self._rests.items() if looks <= 0]:
             del self._rests[node]
+            self._refused.pop(node, None)
             self._seen.discard(node)
         fresh = []
         for node in sorted(here.keys() - self._seen):
@@ -181,12 +183,10 @@ class Nodes:
                 if (name := self._registered.get(node)) is not None:
                     self._check_name(node, name)
                 elif self._registered_only:
-                    remedy = "its operator has to register its key with --name"
-                    raise self._refusal(node, "registration", f"it is registered under no name; {remedy}")
-            except ProtocolError as error:
-                logger.warning("refused: %s", error)
-            else:
+                    raise self._refusal(node, "registration", "it is registered under no name; register it with --name")
                 fresh.append(node)
+            except ProtocolError as error:
+                self.ask_again(node, error)
         self._tell_who_is_missing()
         return gone, fresh
 
@@ -197,15 +197,15 @@ class Nodes:
         """Register a node that answers as a relay; `ProtocolError` if it may not be one, or the answer is invalid."""
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
-            raise self._refusal(node, "relay", "it says that it is a relay, and `regions` has no relay of this name")
+            raise self._refusal(node, "relay", "it says it is a relay, and `relays` in server.yaml has no such name")
         self.regions = self.regions or self._make_regions()
         self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
     def forget(self, node: int) -> str | None:
         self._seen.discard(node)
-        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests, self._answers):
+        about = (self._refused, self._registered, self._refusing, self._useless, self._rests, self._answers)
+        for kept in (*about, self._hopeless, self._warned):
             kept.pop(node, None)
-        self._hopeless.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
             del self.by_name[name]
@@ -215,11 +215,14 @@ class Nodes:
         return name
 
     def ask_again(self, node: int, why: str | ProtocolError | None = None) -> None:
-        """Ask a node without a usable answer (error ``why``) again at a later look, unless it was refused.
+        """Ask a node without a usable answer (error ``why``, logged if it is new) again at a later look.
 
         The pause doubles each time, because each request may start a trainer at the silo. Raise `RunError` if all
         connected silos are at a later version than this run, which was set back, or run another ClientApp.
         """
+        if why is not None and self._warned.get(node) != str(why):
+            self._warned[node] = str(why)
+            logger.warning("%s", why)
         match why:
             case LaterVersion():
                 self._give_up(node, why, "that it is at a later version", _SET_BACK)
@@ -348,6 +351,6 @@ class Nodes:
             raise self._refusal(node, "name", f"{name!r} is node {self.by_name[name]} already", waits_for=name)
 
     def _refusal(self, node: int, check: str, detail: str, waits_for: str = "") -> ProtocolError:
-        self._refused[node] = waits_for
+        self._refused[node], self._rests[node] = waits_for, int(RESTS.longest_s)
         who = self._registered.get(node)
         return ProtocolError(f"node {node}" if who is None else f"silo {who!r} (node {node})", check, detail)

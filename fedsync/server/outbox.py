@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
-from fedsync.common import foreign
 from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
@@ -68,8 +67,6 @@ class PendingMessage:
     def is_like(self, other: PendingMessage) -> bool:
         return (self.node, self.request) == (other.node, other.request)
 
-
-logger = foreign.logger(__name__)
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
@@ -274,8 +271,7 @@ class Outbox:
         try:
             self._nodes.relay(sent.node, answer)
         except ProtocolError as error:
-            logger.warning("refused: %s", error)
-            self._nodes.ask_again(sent.node)
+            self._nodes.ask_again(sent.node, error)
         return True
 
     def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[protocol.Reply, Payload | None]:

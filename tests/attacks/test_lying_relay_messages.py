@@ -31,7 +31,7 @@ from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Admission, Nodes
-from fedsync.silo.protocol import Hello
+from fedsync.silo.protocol import Hello, Refusal, Refused, write_reply
 from fedsync.transport.port import MOST_TEXT_BYTES, SiloAnswer, SiloQuestion
 from tests.flower.grid import silos_in_this_process
 from tests.flower.named_nodes import named
@@ -203,6 +203,20 @@ def test_a_relay_that_says_nothing_at_once_is_asked_rarely() -> None:
         if len(server.sent) > before:
             server.hears(RegionReply(answers=answers("nobody's")), len(server.sent))
     assert 2 <= len(server.sent) <= 4
+
+
+def test_a_relay_that_refuses_is_asked_less_and_less_often_and_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    server, pauses = Server("a"), list[int]()
+    relay, refusal = server.regions._relays[9], write_reply(Refused(Refusal.CONFIG, "no keys"))
+    for number in range(1, 9):
+        relay.quiet_s = 0.0
+        server.push()
+        server.regions.unpack(SiloAnswer(f"bundle {number}", refusal, relay=True), set(), None)
+        pauses.append(round(relay.quiet_s - time.monotonic()))
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert caplog.text.count("north answers CONFIG") == 1 and "(no keys)" in caplog.text
+    server.turn(9, server.here)
+    assert relay.quiet_s - time.monotonic() < 1 and relay.refused == 0
 
 
 def test_a_relay_is_no_silo() -> None:

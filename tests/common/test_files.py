@@ -160,6 +160,14 @@ def test_a_folder_open_to_others_is_refused_for_reading_and_writing(folder: Path
     assert (folder / "key").read_bytes() == b"secret"
 
 
+def test_another_users_folder_is_not_called_open_but_anothers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.chmod(0o755)
+    me = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    with pytest.raises(ConfigError, match=rf"belongs to user {me - 1}, not to user {me}\. Run `chown -R {me} "):
+        private_folder(folder)
+
+
 def test_what_is_no_plain_file_or_too_long_is_refused(folder: Path, tmp_path: Path) -> None:
     write_private(folder / "key", b"secret")
     (folder / "link").symlink_to(folder / "key")

@@ -119,6 +119,15 @@ def test_while_the_superlink_is_away_silos_go_on(up: Served) -> None:
     thread.join(5)
 
 
+def test_a_run_that_ends_is_no_superlink_that_is_away(up: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder of the hub is removed while a join is written there."""
+    silos: Any = Silos(up, {11: "berlin"})
+    made = transport(silos)
+    silos.get_nodes = lambda: made._over.set() or ["no node"]
+    made.invite()
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("says", ["an error", "a refusal", "nonsense"])
 def test_a_node_that_does_not_join_answers_so_to_every_question(up: Served, says: str) -> None:
     def answer(message: Message) -> Message:

@@ -19,7 +19,8 @@ from fedsync.model.chunked_arrays import ArrayKeeper, file_part
 from fedsync.model.transfer import Payload
 from fedsync.silo.agent import answers
 from fedsync.silo.agent.answers import ask_relay
-from fedsync.silo.protocol import Describe, Refused, read_reply, write_request
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import STATE, Describe, Refused, read_reply, write_request
 from fedsync.transport.port import SiloQuestion
 from tests.flower.grid import DirectGrid, run_identity, said
 from tests.flower.named_nodes import silent, silos_of
@@ -39,12 +40,17 @@ def socket(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_asked_comes_back_over_the_socket(socket: Path) -> None:
+def test_what_is_asked_comes_back_over_the_socket(
+    socket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(STATE, str(tmp_path / "state"))
     said, payload = ask_relay(socket, "{}", write_request(Describe()), None)
     assert [each.node for each in read_region_reply(said, "relay").here] == [1, 2] and payload is None
     said, _ = ask_relay(socket, "{}", write(RegionRequest("s")), np.arange(3, dtype=np.uint8))
     refused = read_reply(said, "relay")
     assert isinstance(refused, Refused), "three bytes that nobody speaks of"
+    assert [note.code for note in last_refusals(tmp_path / "state")] == [refused.code], "doctor shows the reason"
+    assert "Traceback" not in caplog.text
 
 
 def test_a_large_answer_is_a_file_that_the_caller_has_before_it_goes(

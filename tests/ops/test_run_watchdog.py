@@ -238,9 +238,9 @@ def test_the_resumption_of_an_older_run_does_not_hide_that_the_newest_failed(ser
         (folder / STRATEGY_FILE).touch()
         os.utime(folder / STRATEGY_FILE, (started_s, started_s))
         os.utime(folder / "run.json", (submitted_s, submitted_s))
-    write_error(newest, RunError("the disk is full"))
+    write_error(newest, ConfigError(str(newest), "the disk is full", "Free it"))
     server.look(0.0)
-    assert server.keeper.status()["failed"] == {str(newest): "the disk is full"}
+    assert server.keeper.status()["failed"] == {str(newest): "the disk is full. Free it"}, "its folder is named once"
 
 
 def test_a_checkpoint_that_vanishes_while_it_is_measured_is_no_trouble(

@@ -20,7 +20,7 @@ from fedsync.common import locks
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.locks import taken
 from fedsync.common.run_claim import CHANGE_LOCK
-from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.server_start import RelayedRegion, ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.server_app import target_of
 from fedsync.observe.run_state import SUMMARY
@@ -157,11 +157,13 @@ def test_a_run_in_a_moved_folder_goes_on_there(config: ServerStartConfig, superl
     (tmp_path / "state").rename(tmp_path / "moved")
     here = tmp_path / "moved" / folder.relative_to(tmp_path / "state")
     keys = str(tmp_path / "moved" / "server.json")
-    moved = config.model_copy(update={"state": str(tmp_path / "moved"), "keys": keys})
+    relays = {"north": RelayedRegion(key="", silos=["a", "b"])}
+    moved = config.model_copy(update={"state": str(tmp_path / "moved"), "keys": keys, "relays": relays})
     resume_run(moved, here, died=True)
     found = superlink.runs[1]
     assert (found["out"], found["control"], found["keys"]) == (str(here), str(here), keys)
     assert Path(found["strategy"]).is_relative_to(here) and found["silos"] == ""
+    assert json.loads(found["regions"]) == {"north": ["a", "b"]}, "a relay was added to server.yaml"
 
 
 @pytest.mark.parametrize("target", [None, 0.0, -2.5, 0.9])

@@ -16,6 +16,7 @@ from fedsync.model.transfer import Payload
 from fedsync.silo.agent import agent, answers
 from fedsync.silo.agent.agent import AgentSession
 from fedsync.silo.agent.joins import JoinedRun
+from fedsync.silo.owner.refusals import last_refusals
 from fedsync.transport.hub_line import HubLine, ReceivedQuestion
 from fedsync.transport.join import Join
 from fedsync.transport.port import BESIDE_BYTES, SiloAnswer, SiloQuestion
@@ -244,6 +245,19 @@ def test_a_hub_elsewhere_is_not_called(up: Served, trainer: Put, tmp_path: Path)
     begun(replace(up.invited("a"), addresses=("https://10.0.0.1/v1/fedsync",)), file)
     until(lambda: not file.exists())
     assert up.hub.peers() == {}
+
+
+def test_a_hub_that_never_answers_is_a_refusal_that_doctor_shows(
+    up: Served, trainer: Put, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    up.hub.close(over=False)
+    session = begun(up.invited("a"), tmp_path / "s.session")
+    until(lambda: last_refusals(tmp_path / "state"))
+    session.give_up()
+    (note,) = last_refusals(tmp_path / "state")
+    assert note.reason.startswith(f"{up.address}: the hub does not answer: ") and "Allow this port" in note.reason
+    assert f"the hub {up.address} does not answer: " in caplog.text
 
 
 def test_what_the_owner_says_of_the_node_counts(

@@ -114,7 +114,11 @@ _CHANGES: Changes = {
         ("a-sum-is-of-whom-a-relay-says", 'known != members.update_ids or "" in known', "False"),
         ("who-is-behind-a-relay-that-went-stays", "                self._forget(node)\n", "                pass\n"),
         ("a-model-goes-to-each-silo-of-a-region", "        if piece is payload:\n", "        if False:\n"),
-        ("what-could-not-be-read-is-never-asked-again", "            pause_s = _PAUSE_S\n", "            raise\n"),
+        (
+            "what-could-not-be-read-is-never-asked-again",
+            "            pause_s = _PAUSES.pause_s(relay.refused)\n",
+            "            raise\n",
+        ),
     ),
     "server/nodes.py": (
         (

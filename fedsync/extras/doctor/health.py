@@ -14,7 +14,7 @@ from fedsync.extras.doctor.machine_checks import Check, guarded
 from fedsync.ops.audit_check import check_audit
 from fedsync.ops.audit_heads import takes_heads
 from fedsync.ops.registration_loop import DONE, REVOKED, read_registered
-from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE, LOCK_FILE
+from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE, HEALTHY_S, LOCK_FILE
 from fedsync.silo.owner.approvals import APPROVALS, Approvals
 from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import STATE_FOLDER
@@ -23,6 +23,9 @@ KEEPER_LATE_S = 600.0
 """Maximum age of the watchdog's last check [s]: the interval is 2 s, and resuming a run takes up to four minutes."""
 
 MOST_REFUSALS = 5
+
+MANY_RESTARTS = 3
+"""Number of restarts from which a process that has just been started is reported as failing."""
 
 MANY_TRIES = 6
 """Number of deaths at one model version from which a run is reported as failing."""
@@ -34,10 +37,15 @@ def check_health(state: Path, now: datetime) -> Check:
         last = _health(state, dead=True) or {}
         if last.get("state", "stopped") == "stopped":
             return Check("health", True, "not running")
+        if health is not None:
+            detail = f"it runs, but has not written {HEALTH_FILE} since {last.get('at')}"
+            return Check("health", False, detail, "Free the disk, see disk above. If it has room, restart the process")
         detail = f"not running, although nobody stopped it; it was {last['state']} at {last.get('at')}"
         return Check("health", False, detail, f"See {state / 'logs'}, and start it again")
     detail = f"{health.get('state')} since {health.get('since')}, {health.get('restarts')} restarts"
-    if health.get("state") == "restarting":
+    count = health.get("restarts")
+    often = isinstance(count, int) and count >= MANY_RESTARTS and _is_recent(health.get("since"), now, HEALTHY_S)
+    if health.get("state") == "restarting" or (often and health.get("last_error")):
         return Check("health", False, f"{detail}; {health.get('last_error')}", f"See {state / 'logs'}")
     for folder, trainer in _table(health, "trainers").items():
         if isinstance(trainer, dict) and trainer.get("state") == "silent":
@@ -49,8 +57,8 @@ def check_health(state: Path, now: datetime) -> Check:
 def check_registration(state: Path, now: datetime, names: Iterable[str] = ()) -> Check:
     """Check that the silos of a running server are registered; ``names`` are the silos in the current file."""
     health, name = _health(state), "registration"
-    if health is None or not is_running(state, now):
-        return Check(name, True, "not running")
+    if health is None or not _is_recent(health.get("at"), now, FRESH_S):
+        return Check(name, True, "see health" if is_running(state) else "not running")
     listed = set(names)
     silos = dict.fromkeys(listed, "not registered") | _table(health, "silos") | read_registered(state)
     silos = {silo: text for silo, text in sorted(silos.items()) if text != REVOKED or silo in listed}
@@ -64,8 +72,8 @@ def check_registration(state: Path, now: datetime, names: Iterable[str] = ()) ->
 def check_runs(state: Path, now: datetime) -> Check:
     """Check that the watchdog of a running server works, and that no run dies repeatedly."""
     health, name = _health(state), "runs"
-    if health is None or not is_running(state, now):
-        return Check(name, True, "not running")
+    if health is None or not _is_recent(health.get("at"), now, FRESH_S):
+        return Check(name, True, "see health" if is_running(state) else "not running")
     keeper = _table(health, "keeper")
     if not _is_recent(keeper.get("looked") or health.get("since"), now, KEEPER_LATE_S):
         detail = f"the keeper looked at {keeper.get('looked')} for the last time"
@@ -114,9 +122,9 @@ def check_audit_log(config: SiloStartConfig) -> Check:
     return Check("audit", True, "; ".join([f"{audit.lines} lines", *audit.notes]))
 
 
-def is_running(state: Path, now: datetime) -> bool:
-    health = _health(state)
-    return health is not None and _is_recent(health.get("at"), now, FRESH_S)
+def is_running(state: Path) -> bool:
+    """Whether a supervisor is at work, although a full disk may keep its health file from being written."""
+    return (_health(state) or {}).get("state", "stopped") != "stopped"
 
 
 def _is_in_trouble(run: dict[str, object]) -> bool:

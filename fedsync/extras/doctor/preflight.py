@@ -64,8 +64,9 @@ def check_server(config: ServerStartConfig, now: datetime) -> Iterator[Check]:
         yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
         yield here.check_node_key(Path(upstream.node_key))
         yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
+        yield from health.check_refusals(Path(config.state))
     if config.certificates is not None:
-        running = health.is_running(Path(config.state), now)
+        running = health.is_running(Path(config.state))
         certificate = ServerCertificate.at(Path(config.certificates)).certificate
         yield network.check_served(config.loopback, certificate, now, running=running)
     yield health.check_health(Path(config.state), now)

@@ -20,6 +20,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fedsync.common import foreign
+from fedsync.common.backoff import Backoff
 from fedsync.common.errors import ProtocolError
 from fedsync.extras.relays.relay_messages import (
     MAX_SILOS,
@@ -41,7 +42,9 @@ from fedsync.transport.port import MOST_TEXT_BYTES, Peer, SiloAnswer, SiloQuesti
 logger = foreign.logger(__name__)
 
 _LOST_S = 35.0
-_PAUSE_S = 1.0
+_PAUSES = Backoff(1.0, 64.0)
+"""Pauses after replies that cannot be used."""
+
 _REST = 10.0
 """Pause after a reply that answers nothing, in multiples of the time that it took to read."""
 
@@ -82,6 +85,8 @@ class _Relay:
         knows: whether the relay knows the layout.
         quiet_s: earliest time of the next empty bundle.
         came: recent arrivals of silos, by name if they have one, with their times.
+        problem: why the last reply could not be used; empty if it could.
+        refused: number of replies in a row that could not be used.
     """
 
     name: str
@@ -94,6 +99,8 @@ class _Relay:
     knows: bool = False
     quiet_s: float = 0.0
     came: list[tuple[float, str]] = field(default_factory=list)
+    problem: str = ""
+    refused: int = 0
 
     def present(self, told: Iterable[RelayedNode]) -> dict[int, RelayedNode]:
         """Return the silos that count as connected; one that arrives too often counts as away for a while."""
@@ -245,12 +252,15 @@ class Regions:
         relay = self._relays[node]
         del relay.bundles[answer.name]
         relay.waiting = {number: each for number, each in relay.waiting.items() if number in wanted}
-        found, begun_s, pause_s = list[SiloAnswer](), time.monotonic(), _PAUSE_S / 10
+        found, begun_s, pause_s = list[SiloAnswer](), time.monotonic(), _PAUSES.first_s / 10
         try:
             found = self._read(node, answer, aggregator)
+            relay.problem, relay.refused = "", 0
         except ProtocolError as error:
-            logger.warning("%s", error)
-            pause_s = _PAUSE_S
+            if str(error) != relay.problem:
+                logger.warning("%s", error)
+            pause_s = _PAUSES.pause_s(relay.refused)
+            relay.problem, relay.refused = str(error), relay.refused + 1
         if not found:
             now_s = time.monotonic()
             relay.quiet_s = now_s + max(pause_s, _REST * (now_s - begun_s))

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedsync.common import codec, foreign
-from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.common.errors import SERVER, FedSyncError, ProtocolError
 from fedsync.extras.relays.relay import RelayService
 from fedsync.extras.relays.relay_line import RelayLine
 from fedsync.extras.relays.relay_messages import RelayCall
@@ -73,8 +73,9 @@ def _answer(service: RelayService, caller: Connection) -> None:
                 raise ProtocolError(SERVER, "message", "a relay answers what is handed on to it")
             call: RelayCall = codec.loads(RelayCall, asked.text, own=True)
             text, answer = service.ask(call.spec, call.text, payload)
+        except FedSyncError as error:
+            text = write_reply(refuse(error.with_traceback(None)))  # the operator acts by the text
         except Exception as error:
-            logger.exception("a question of the server could not be answered")
             text = write_reply(refuse(error))
         with suppress(OSError, EOFError):
             trainer_socket.send(caller, Forwarded(text), answer)

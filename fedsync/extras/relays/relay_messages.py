@@ -10,6 +10,7 @@ Texts from and for silos pass unchanged; see `fedsync.silo.protocol`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,8 @@ from fedsync.common import codec
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
-from fedsync.silo.protocol import MAX_TEXT
+from fedsync.silo.owner.refusals import explained
+from fedsync.silo.protocol import MAX_TEXT, Refused, read_reply
 
 MAX_SILOS = 1000
 """Limit of silos in a region."""
@@ -150,13 +152,17 @@ def read_region_request(text: str) -> RegionRequest | None:
 
 
 def read_region_reply(text: str, relay: str) -> RegionReply:
-    """Parse a relay's reply; raise `ProtocolError` if it is invalid, too long, or has too many silos."""
+    """Parse a relay's reply; raise `ProtocolError` if it is a refusal, invalid, too long, or has too many silos."""
     if len(text) > MAX_REGION_TEXT:
         raise ProtocolError(relay, "message", f"it has {len(text)} characters, at most {MAX_REGION_TEXT}")
     try:
         reply: RegionReply = codec.loads(RegionReply, text)
     except codec.DecodeError as error:
-        raise ProtocolError(relay, "message", str(error)) from error
+        check, detail = "message", str(error)
+        with suppress(ProtocolError):
+            if isinstance(refused := read_reply(text, relay), Refused):
+                check, detail = "refusal", explained(relay, refused)
+        raise ProtocolError(relay, check, detail) from error
     if len(reply.here) > MAX_SILOS:
         raise ProtocolError(relay, "region", f"it has {len(reply.here)} silos, at most {MAX_SILOS}")
     return reply

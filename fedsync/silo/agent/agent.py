@@ -38,7 +38,7 @@ import httpx
 
 from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
-from fedsync.common.errors import FedSyncError
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.files import private_folder
 from fedsync.common.locks import taken
 from fedsync.common.log_times import TimedFormatter
@@ -65,7 +65,7 @@ WHOLE = ".parcel"  # suffix of a large payload's file, in the folder of its trai
 
 MOST_SESSIONS = 128  # over all silos and runs
 
-_PAUSES = Backoff(0.2, 10.0)
+_PAUSES, _MANY_BREAKS = Backoff(0.2, 10.0), 6  # so many breaks take at least 12 s
 _LOOK_S = 1.0
 _ANSWER_S = 2.0  # a hub's time for its first answer where places are rare
 
@@ -120,8 +120,11 @@ class AgentSession:
                     self._file.unlink(missing_ok=True)
                     self._patience_s = NEVER_HEARD_S
                 except _BROKEN as error:
+                    where, why = self._line[0].addresses[0] if self._line else "", str(error) or type(error).__name__
                     if self._breaks == 0:
-                        logger.info("the hub does not answer: %s", error or type(error).__name__)
+                        logger.info("the hub %s does not answer: %s", where, why)
+                    elif self._breaks == _MANY_BREAKS and not self.heard:
+                        refuse(ConfigError(where, f"the hub does not answer: {why}", "Allow this port, at proxies too"))
                     self._pause(_PAUSES.pause_s(self._breaks))
                     self._breaks += 1
         except Over:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedsync.common import codec, errors, foreign
 from fedsync.common.errors import ConfigError, IntegrityError, ProtocolError, RunError, SiloAway, SiloLocked
-from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.owner.approvals import AwaitsApproval
@@ -238,11 +238,11 @@ def _texts_may_go() -> bool:
 
 
 def _note(code: Refusal, reason: str) -> None:
-    root = os.environ.get(STATE)
-    if not root:
+    if not (root := os.environ.get(STATE)):
         return
     folder = Path(root)
     try:
+        folder.mkdir(OWNER_FOLDER, parents=True, exist_ok=True)  # a relay has none yet
         with taken(folder / f"{NOTES}.lock") as alone:
             if not alone:
                 return

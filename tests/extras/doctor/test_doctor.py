@@ -218,22 +218,34 @@ def test_what_the_supervisor_says(tmp_path: Path) -> None:
     supervised(tmp_path)
     health_file(tmp_path, 5, restarts=3)
     assert health.check_health(tmp_path, NOW).detail == "running since x, 3 restarts"
-    assert health.is_running(tmp_path, NOW)
+    assert health.is_running(tmp_path)
     health_file(tmp_path, 5, state="restarting", restarts=3, last_error="no data")
     failed(health.check_health(tmp_path, NOW), "3 restarts; no data", "logs")
+    for age_s, restarts, ok in ((59, 3, False), (61, 3, True), (59, 2, True)):
+        since = (NOW - timedelta(seconds=age_s)).isoformat()
+        health_file(tmp_path, 5, restarts=restarts, last_error="its key is not registered", since=since)
+        found = health.check_health(tmp_path, NOW)
+        assert (found.ok, found.detail.endswith("restarts; its key is not registered")) == (ok, not ok)
     health_file(tmp_path, 500, state="restarting")
+    LOCKS.close()
     failed(health.check_health(tmp_path, NOW), "although nobody stopped it; it was restarting at 2", "start it again")
-    assert not health.is_running(tmp_path, NOW)
+    assert not health.is_running(tmp_path)
     health_file(tmp_path, 500, state="stopped")
     assert health.check_health(tmp_path, NOW) == checks.Check("health", True, "not running")
     (tmp_path / "health.json").write_text("{")
     assert health.check_health(tmp_path, NOW).detail == "not running"
 
 
+def test_a_supervisor_that_cannot_write_is_running(tmp_path: Path) -> None:
+    health_file(supervised(tmp_path), 500)
+    failed(health.check_health(tmp_path, NOW), "it runs, but has not written health.json since 2", "Free the disk")
+    assert health.is_running(tmp_path) and health.check_runs(tmp_path, NOW).detail == "see health"
+
+
 def test_a_supervisor_that_was_killed_is_not_running_although_its_last_words_are_recent(tmp_path: Path) -> None:
     with alone_in(tmp_path):
         health_file(tmp_path)
-        assert health.is_running(tmp_path, NOW)
+        assert health.is_running(tmp_path)
         assert health.check_health(tmp_path, NOW).detail == "running since x, 0 restarts"
     assert not health.check_health(tmp_path, NOW).ok
     for check in (health.check_registration, health.check_runs):
