@@ -70,7 +70,7 @@ def test_what_fails_again_and_again_is_started_ever_more_rarely() -> None:
     # Flower says only that there was no connection; what a new silo lacks most often is its registration.
     assert "`fedsync server register` at the server" in stage.supervisor.last_error
     assert stage.supervisor.last_error.startswith("one ended with code 1 (")
-    assert stage.supervisor.last_error.endswith("wait for 60 s; is the key on two machines?): no such file")
+    assert stage.supervisor.last_error.endswith("wait 60 s after a crash; do two machines use it?): no such file")
 
 
 def test_a_healthy_run_begins_anew_with_the_shortest_pause() -> None:
