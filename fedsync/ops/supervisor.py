@@ -44,7 +44,7 @@ _KEPT_LINES, _LAST_LINES, _LAST_CHARACTERS, _MOST_LINE = 20, 4, 500, 2**16
 _INFORMS = "INFO"
 """Beginning of lines of Flower and Uvicorn that name no problem; they also log their shutdown in such lines."""
 
-_REFUSED = " (a new key needs `fedsync server register` at the server; wait 60 s after a crash; do two machines use it?)"
+_REFUSED = " (new keys need `fedsync server register` at the server; wait 60 s after a crash; do two machines use it?)"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 RESTARTS = Backoff(1.0, 8.0)
