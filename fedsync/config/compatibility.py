@@ -158,7 +158,7 @@ def _survival(config: StrategySections) -> dict[str, bool]:
     weighed = getattr(config.aggregation, "weight", "") != "silo"
     other = config.aggregation.kind != "fedavg" or config.server_optimizer is not None
     if task.survival is None:
-        changed = other or config.wire.set or (weighed and sealed is not None)
+        changed = other or config.wire.set or weighed
         return {f"task.kind 'survey' {bits}": coarse, f"task.kind 'survey' {sums} and wire": changed}
     rounds = task.survival.rounds
     problems = {

@@ -154,8 +154,8 @@ class Combining:
         combiner chooses updates that are not there, or, in a span, did not return one finite value per column.
         """
         chosen = sorted(set(self._combiner.choose(updates)))
-        masked = any(isinstance(each, bool | np.bool_) for each in chosen)
-        if masked or not chosen or not set(chosen) <= set(range(len(updates.ids))):
+        odd = any(isinstance(each, bool) or not isinstance(each, int | np.integer) for each in chosen)
+        if odd or not chosen or not set(chosen) <= set(range(len(updates.ids))):
             raise PolicyError(f"{self._name} chooses {chosen} of {len(updates.ids)} updates; return their positions")
         self._counts["commits"] += 1
         self._counts["few"] += len(updates.ids) < self._combiner.least

@@ -81,7 +81,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         for mark in ledger.steered.since(self._asked):
             text = f"{mark.who} may not {mark.text}: {mark.refused}" if mark.refused else f"{mark.who} {mark.text}"
             self._console.print(
-                f"{self._label:<12} {text}, {mark.at_s:.1f} s after the run began",
+                f"{self._label:<12} {text}, {mark.at_s:.1f} s after the server began",
                 markup=False, soft_wrap=True,
             )  # fmt: skip
         if self._asked < ledger.steered.asked and self._bar is not None and self._task is not None:

@@ -33,6 +33,7 @@ from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.recorder import Listener, add_to_summary
 from fedsync.observe.run_builder import measuring
+from fedsync.observe.run_state import RUN_LOG
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
 from fedsync.ops.runs import RUNS, connect, hand_over, prepare_run
@@ -259,7 +260,7 @@ def _follow(processes: _Processes, out: Path, control: Path, listeners: Sequence
             return
         if now is Phase.DIED:
             problem = "died" if (control / PID_FILE).exists() else "did not start"
-            log = out / LOGS_FOLDER / "superexec.log"
+            log = control / RUN_LOG if (control / RUN_LOG).exists() else out / LOGS_FOLDER / "superexec.log"
             raise RunError(f"the ServerApp {problem}; the end of the log:\n{tail(log)}")
         processes.check()
         time.sleep(_POLL_S)

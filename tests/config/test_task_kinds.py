@@ -189,6 +189,7 @@ def test_a_task_that_the_server_cannot_build_is_said_once_and_leaves_metrics_ope
         (["cipher={kind: pad, metrics: plain}"], "adds up sums"),
         (["wire={up: int8}"], "without server_optimizer and wire"),
         (["aggregation={kind: median}"], "adds up sums"),
+        (["aggregation={kind: fedavg, weight: examples}"], "weight: silo"),
     ],
 )
 def test_a_survey_by_itself_needs_exact_sums(changes: list[str], problem: str) -> None:

@@ -148,7 +148,7 @@ class Furthest(Combiner):
 
 
 class Odd(Combiner):
-    def __init__(self, change: Any, chosen: Sequence[int] = (0,)) -> None:
+    def __init__(self, change: Any, chosen: Sequence[Any] = (0,)) -> None:
         self.change, self.chosen = change, chosen
 
     def choose(self, updates: CommitUpdates) -> Sequence[int]:
@@ -165,6 +165,7 @@ class Odd(Combiner):
         (Odd([1.0, np.nan]), r"Odd makes values that are not finite of \(1, 2\) values"),
         (Odd([1.0, 2.0], chosen=()), r"Odd chooses \[\] of 5 updates"),
         (Odd([1.0, 2.0], chosen=(0, 5)), r"Odd chooses \[0, 5\] of 5 updates"),
+        (Odd([1.0, 2.0], chosen=(0.0, 1.0)), r"Odd chooses \[0.0, 1.0\] of 5 updates; return their positions"),
         (Odd([1.0, 2.0], chosen=(True, True, False)), r"Odd chooses \[False, True\] of 5 updates; return their pos"),
     ],
 )

@@ -94,7 +94,7 @@ def test_what_an_operator_did_is_told_and_the_rule_that_was_changed_is_gone_by(
             log.follow(ledger)
     shown = text.getvalue()
     for words in (
-        "the operator paused the run, 1.0 s after the run began",
+        "the operator paused the run, 1.0 s after the server began",
         "the operator may not pause the run: the run is paused already, 2.0 s",
         "the operator continued the run, 3.0 s",
         "the operator changed when the run ends: rounds 20, 4.0 s",

@@ -10,10 +10,11 @@ from fedsync.common.locks import taken
 from fedsync.common.run_claim import RUN_LOCK
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.observe.run_state import RUN_LOG
 from fedsync.ops import local
 from fedsync.ops.local import run_local
 from fedsync.server.checkpoints import FOLDER
-from fedsync.server.run_folder import write_error
+from fedsync.server.run_folder import Phase, write_error
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1000.0}]})
@@ -55,3 +56,13 @@ def test_why_a_run_failed_is_told_by_the_server_s_process(tmp_path: Path) -> Non
     quiet = SimpleNamespace(check=lambda: None)
     with pytest.raises(RunError, match="sensor unplugged"):
         local._follow(quiet, tmp_path, tmp_path, [], resumed=False)  # type: ignore[arg-type]
+
+
+def test_an_error_of_own_code_is_told_with_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Flower's own log, which was shown, does not have it."""
+    monkeypatch.setattr(local, "phase", lambda folder: Phase.DIED)
+    (tmp_path / RUN_LOG).write_text("mine.py, line 14, in decide: ZeroDivisionError\n")
+    quiet = SimpleNamespace(check=lambda: None)
+    with pytest.raises(RunError, match=r"(?s)did not start; .*mine\.py, line 14") as told:
+        local._follow(quiet, tmp_path, tmp_path, [], resumed=False)  # type: ignore[arg-type]
+    assert "ZeroDivisionError" in str(told.value)

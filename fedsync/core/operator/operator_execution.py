@@ -122,7 +122,7 @@ def obey(state: CoordinatorState, policies: Policies, asked: OperatorAsked, acti
     actions.append(answer)
     if refused:
         return None
-    actions.append(Note(f"{asker(asked.question)} {said(asked.question)}, {asked.at_s:.1f} s after the run began"))
+    actions.append(Note(f"{asker(asked.question)} {said(asked.question)}, {asked.at_s:.1f} s after the server began"))
     return _do(state, policies.stop, asked, actions)
 
 
