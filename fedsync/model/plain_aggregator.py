@@ -208,7 +208,7 @@ class PlainAggregator(InTheClear):
                     np.multiply(update, np.float32(weight), out=scaled)
                 version, base = bases.get(update_id, (now, exact))
                 for part in within(self._statistics, start, stop) if self._statistics else ():
-                    if version < now:  # a mean of what silos have: stale changes could add up to a variance below 0
+                    if version < now and not commit.toward:  # a mean: stale changes could make a variance negative
                         scaled[part] += np.float32(weight) * (base[start:stop][part] - exact[start:stop][part])
                     scaled[part] *= share
                 new += scaled

@@ -150,7 +150,8 @@ class ModelForm:
 
     @classmethod
     def of(cls, layout: Layout, frozen: str = "", columns: TableForm | None = None) -> ModelForm:
-        return cls(hashlib.sha256(json.dumps([layout.names, layout.shapes]).encode()).hexdigest(), frozen, columns)
+        told = json.dumps([layout.names, layout.shapes, layout.buffers])
+        return cls(hashlib.sha256(told.encode()).hexdigest(), frozen, columns)
 
 
 class CommonForm:

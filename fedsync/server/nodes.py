@@ -211,6 +211,7 @@ class Nodes:
             del self.by_name[name]
             for other in [other for other, wanted in self._refused.items() if wanted == name]:
                 del self._refused[other]
+                self._rests.pop(other, None)
                 self._seen.discard(other)
         return name
 

@@ -74,8 +74,8 @@ class Weights:
             if parameter.requires_grad and parameter.data_ptr() not in known:
                 problem = f"the model trains {name}, and its state_dict() leaves it out or copies it"
                 raise ConfigError("task.model", problem, "Return the parameter itself")
-        trained = {parameter.data_ptr() for parameter in module.parameters()}
-        buffers = tuple(name for name, tensor in named.items() if tensor.data_ptr() not in trained)
+        trained = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+        buffers = tuple(name for name, tensor in named.items() if tensor.untyped_storage().data_ptr() not in trained)
         shapes = tuple(tuple(tensor.shape) for tensor in named.values())
         self.layout = Layout(tuple(named), shapes, buffers if len(buffers) < len(named) else ())
         self._variances = [name.endswith("running_var") for name in named]

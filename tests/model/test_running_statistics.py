@@ -52,6 +52,17 @@ def test_stale_statistics_are_averaged_and_their_changes_are_not_added() -> None
     np.testing.assert_allclose(store.model, [5 + 3 * 0.8, 0.2 + 0.8 * 0.2**3], rtol=1e-6)
 
 
+def test_whole_models_bring_stale_statistics_once() -> None:
+    """FedAsync moves towards a silo's model: half the way from 1 to 0.2, then to a silo's 0.2 that began at 1."""
+    store = PlainAggregator(vector(5, 1), statistics=((1, 2),))
+    for silo in "ab":
+        store.begin(f"{silo}/1")
+    for version, silo in enumerate("ab", 1):
+        store.put(silo, f"{silo}/1", vector(0, -0.8))
+        store.commit(Commit(version, {f"{silo}/1": 0.5}, toward=True))
+    np.testing.assert_allclose(store.model, [5, 0.4], rtol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e31])
 def test_statistics_that_are_no_numbers_are_neither_sent_nor_taken(bad: float) -> None:
     wire = fitted(Wire(up=Int8()), LAYOUT).up

@@ -16,6 +16,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.task_trainers import trainer_of
 from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
+from fedsync.model.tensor_parts import PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.dp_sgd import private_trainer
@@ -362,9 +363,9 @@ class Counting(nn.Module):
 class Codebook(nn.Module):
     """A layer that keeps what it sees in weights that get no gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trained: bool = True) -> None:
         super().__init__()
-        self.book = nn.Linear(2, 1, bias=False)
+        self.book = nn.Linear(2, 1, bias=False).requires_grad_(trained)
 
     def forward(self, rows: Tensor) -> Tensor:
         if self.training:
@@ -379,6 +380,7 @@ class Codebook(nn.Module):
         ([Counting(torch.int64, rebinds=False), nn.Linear(2, 1, bias=False)], "a buffer"),
         ([Counting(torch.float32, rebinds=True), nn.Linear(2, 1, bias=False)], "a buffer"),
         ([Codebook(), nn.Linear(2, 1, bias=False)], "a parameter"),
+        ([Codebook(trained=False), nn.Linear(2, 1, bias=False)], "a buffer"),
     ],
 )
 def test_values_that_follow_the_data_without_a_gradient_are_refused(
@@ -387,6 +389,9 @@ def test_values_that_follow_the_data_without_a_gradient_are_refused(
     class Kept(Line):
         def model(self) -> nn.Module:
             return nn.Sequential(*layers)
+
+        def parts(self) -> PartPatterns:
+            return PartPatterns(share=["*"])
 
     random.units = [[0, 1]]
     subject = trainer(Kept(), SETTINGS)

@@ -155,6 +155,7 @@ def test_a_name_is_one_nodes_and_free_again_when_that_is_gone(registered: str) -
     assert nodes.look() == ([], [2])
     join(nodes, 2, "berlin")
     assert nodes.by_name == {"berlin": 2}
+    assert all(nodes.look() == ([], []) for _ in range(70)), "its rest is over: asked again, it would lose its order"
 
 
 # Relays.

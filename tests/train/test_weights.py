@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
@@ -51,6 +51,22 @@ def test_buffers_are_named_and_no_variance_is_below_zero() -> None:
     read = weights.layout.split(weights.read())
     assert not read["1.running_var"].any() and (read["1.running_mean"] == -0.25).all()
     assert Weights(nn.BatchNorm1d(3, affine=False)).layout.buffers == (), "a module of buffers alone trains them"
+
+
+class Split(nn.Module):
+    """A module whose state dict has views of one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.zeros(4))
+        self.register_buffer("mine", torch.zeros(1))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        return {"one": self.both[:2], "two": self.both[2:], "mine": self.mine}  # type: ignore[dict-item]
+
+
+def test_views_of_a_parameter_are_no_buffers() -> None:
+    assert Weights(Split()).layout.buffers == ("mine",)
 
 
 def test_tied_weights_travel_once() -> None:

@@ -81,14 +81,20 @@ class PrivateTrainer(Trainer):
             raise ConfigError("privacy", "the silo has chosen no noise yet", "Begin the run again")
         self._random = random_of(order.seed, seeded=self._settings.seeded)
         self._ordered = order.batch_size
-        before = list(map(torch.clone, self._model.buffers()))
+        before = [each.detach().clone() for each in self._untrained()]
         result = super()._train(order, cursor, begin)
-        self._compare(before, list(self._model.buffers()), "a buffer of the model, such as running statistics,")
+        self._compare(before, self._untrained(), "a buffer of the model, such as running statistics,")
         return result
+
+    def _untrained(self) -> list[Tensor]:
+        """Buffers, and parameters without a gradient that travel all the same."""
+        sent = set(self.layout.names)
+        others = [each for name, each in self._model.named_parameters() if name in sent and not each.requires_grad]
+        return [*self._model.buffers(), *others]
 
     def _compare(self, before: Sequence[Tensor], after: Sequence[Tensor], what: str) -> None:
         """Raise `ConfigError` on a change; ``after`` is looked up again, as modules may bind names to other tensors."""
-        if len(before) != len(after) or not all(map(torch.equal, before, after)):
+        if len(before) != len(after) or not all(map(_same, before, after)):
             remedy = "Use layers without running statistics, such as GroupNorm, and change weights by gradients alone"
             raise ConfigError("privacy", f"training changes {what} which has no noise", remedy)
 
@@ -173,6 +179,12 @@ class PrivateTrainer(Trainer):
                 total.index_add_(0, index, private_step.finite(each.to(total.dtype)))
         counts = torch.from_numpy(np.array(list(map(len, owned)))).to(self._device)
         return losses, [total / counts.view(-1, *[1] * (total.dim() - 1)) for total in totals]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal; NaN equals NaN, so that training that diverged is called so."""
+    alike = one.is_floating_point() and (one.dtype, one.shape) == (other.dtype, other.shape)
+    return torch.equal(one, other) or (alike and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
 def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64]]:
