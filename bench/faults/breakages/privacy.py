@@ -18,6 +18,13 @@ TESTS = (
 
 _CHANGES: Changes = {
     "train/dp_sgd/private_trainer.py": (
+        ("values-of-data-leave-in-a-buffer", 'self._compare(before, self._untrained(), "a buffer', 'str("a buffer'),
+        ("values-of-data-leave-in-a-parameter", 'self._compare(before, now, "a parameter', 'str("a parameter'),
+        (
+            "untrained-parameters-that-travel-are-not-guarded",
+            "[*self._model.buffers(), *others]",
+            "[*self._model.buffers()]",
+        ),
         ("gradients-of-rows-are-not-clipped", "max_grad_norm=settings.clip,", "max_grad_norm=1e9,"),
         (
             "the-sum-of-rows-is-clipped-and-not-each-row",
