@@ -255,8 +255,7 @@ class FedSync(Shipped):
         plan = spec.encryption_plan(layout)
         if plan is not None and evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
-        compared = config.evaluation.cross_site
-        if plan is not None and given is not None and compared is not None and compared.local:
+        if plan is not None and given is not None and (compared := config.evaluation.cross_site) and compared.local:
             remedy = "Begin with the task's own model, or write local: false"
             problem = "silos of an encrypted run forget the model that was given"
             raise ConfigError("evaluation.cross_site", problem, remedy)
@@ -382,8 +381,7 @@ class FedSync(Shipped):
             built = task_model(config)
             model, frozen = built.initial(), built.frozen_digest.hex()
             about = InitialModel(built.layout, built.parts.kept, frozen, built.ties)
-            known = given or ArrayRecord()
-            built.check_frozen({name: known[name].numpy() for name in built.parts.frozen if name in known})
+            built.check_frozen(given or {}, frozen)
         except (PartsError, HugeModel):
             raise
         except ConfigError as error:

@@ -285,4 +285,6 @@ def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
 
 
 def _names_in(path: str) -> Collection[str]:
-    return set(json.loads(Path(path).read_text(encoding="utf-8"))) if path and Path(path).exists() else ()
+    with suppress(FileNotFoundError):
+        return set(json.loads(Path(path).read_text(encoding="utf-8"))) if path else ()
+    return ()

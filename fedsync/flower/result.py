@@ -31,6 +31,7 @@ from fedsync.observe.run_state import RUN_LOG
 from fedsync.server.driver_extension import DriverExtension
 
 logger = foreign.logger("flwr.fedsync")
+"""A child of Flower's logger, whose handler shows INFO messages only of its own tree."""
 
 
 @dataclass(repr=False)
@@ -99,8 +100,6 @@ def fill_metrics(result: Result, out: Path) -> None:
                 tested = MetricRecord({name: value for name, value in told.items() if value is not None})
                 result.evaluate_metrics_clientapp[row["round"]] = tested
 
-
-"""A child of Flower's logger, whose handler shows INFO messages only of its own tree."""
 
 _LOG_BYTES = 10_000_000
 _NAMED = 6

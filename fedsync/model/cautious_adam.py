@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
-from fedsync.model.layout import Layout, Vector, matches
-from fedsync.model.running_statistics import NAMES, statistics_of
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.running_statistics import is_statistic, statistics_of
 from fedsync.model.server_optimizer import TINY, Adaptive, Backing, Moments, Part, ServerOptimizer, bounded
 
 LEAST_SHARE = 0.25
@@ -63,8 +63,7 @@ def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
     for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
         stop += size
         inputs = max(1, math.prod(shape[1:])) if len(shape) > 1 else inputs
-        counted = name in layout.buffers or matches(name, NAMES)
-        found.append(Tensor(stop, None if counted else 1.0 / (depth * math.sqrt(inputs))))
+        found.append(Tensor(stop, None if is_statistic(name, layout) else 1.0 / (depth * math.sqrt(inputs))))
     return tuple(found)
 
 

@@ -26,11 +26,14 @@ Ranges = tuple[tuple[int, int], ...]
 """Start and stop of ranges in the flat vector, ascending."""
 
 
+def is_statistic(name: str, layout: Layout) -> bool:
+    return name in layout.buffers or matches(name, NAMES)
+
+
 def statistics_of(layout: Layout) -> Ranges:
     stops = np.cumsum(layout.sizes).tolist()
     parts = zip(layout.names, layout.sizes, stops, strict=True)
-    kept = set(layout.buffers)
-    return tuple((stop - size, stop) for name, size, stop in parts if size and (name in kept or matches(name, NAMES)))
+    return tuple((stop - size, stop) for name, size, stop in parts if size and is_statistic(name, layout))
 
 
 def within(ranges: Ranges, start: int, stop: int) -> Iterator[slice]:

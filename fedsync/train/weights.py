@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from itertools import compress
 from math import prod
 from operator import attrgetter
 from pathlib import Path
@@ -78,7 +77,6 @@ class Weights:
         buffers = tuple(name for name, tensor in named.items() if tensor.untyped_storage().data_ptr() not in trained)
         shapes = tuple(tuple(tensor.shape) for tensor in named.values())
         self.layout = Layout(tuple(named), shapes, buffers if len(buffers) < len(named) else ())
-        self._variances = [name.endswith("running_var") for name in named]
         self.rounds = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in named.values())
         say_rounded(rounded(named))
         # Names are attribute paths in the module, unless the module overrides its state dict.
@@ -113,8 +111,9 @@ class Weights:
                 give_back(vector)
             for tensor, part in zip(tensors, self._parts, strict=True):
                 _set(tensor, part)
-        for variance in compress(tensors, self._variances):
-            variance.clamp_(min=0)  # stale updates can add up to less in encrypted sums, and its root would be NaN
+        for name, tensor in zip(self.layout.names, tensors, strict=True):
+            if name.endswith("running_var"):
+                tensor.clamp_(min=0)  # stale updates can add up to less in encrypted sums, and its root would be NaN
 
     def read(self) -> Vector:
         if self._flat is not None:
@@ -171,15 +170,16 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Read a state dict as `read_state`, but as NumPy arrays; bfloat16 becomes float32."""
-    state = read_state(path)
-    return {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in state.items()}
+    return {key: (one.float() if one.dtype == torch.bfloat16 else one).numpy() for key, one in read_state(path).items()}
 
 
-def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
+def load_model(path: Path, layout: Layout, known: Collection[str], frozen: Sequence[str] = (), sha: str = "") -> Vector:
     """Load the shared part of a model from a file, float32 [layout.size]; tensors are matched by name. ``known`` names
-    all tensors of the model. Raises `ConfigError` if the file is not a state dict, or does not fit.
+    all tensors of the model. Raises `ConfigError` if the file is no state dict, or does not fit, and as `check_frozen`.
     """
-    arrays = {name: tensor.to(torch.float32).numpy() for name, tensor in read_state(path).items()}
+    state = read_state(path)
+    check_frozen(str(path), state, frozen, sha)
+    arrays = {name: tensor.to(torch.float32).numpy() for name, tensor in state.items()}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in arrays:
             raise ConfigError(str(path), f"the tensor {name!r} is missing", _SAME_TASK)
@@ -195,9 +195,8 @@ def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
 
 
 def load_for(facts: TrainerFacts, path: Path) -> Vector:
-    """Load a model for a trainer; raises as `load_model` and `check_frozen`."""
-    check_frozen(str(path), read_state(path), facts.kept_names[len(facts.private_names) :], facts.frozen)
-    return load_model(path, facts.layout, facts.names)
+    """Load a model for a trainer; raises as `load_model`."""
+    return load_model(path, facts.layout, facts.names, facts.kept_names[len(facts.private_names) :], facts.frozen)
 
 
 def check_frozen(model: str, state: Mapping[str, Tensor], names: Sequence[str], digest: str) -> None:
@@ -259,11 +258,11 @@ class TaskModel:
         state = self._module.state_dict()
         return frozen_digest((name, state[name]) for name in self.parts.frozen)
 
-    def check_frozen(self, first: Mapping[str, NDArray[Any]]) -> None:
-        """Compare frozen tensors of a run's first model, as `check_frozen`."""
+    def check_frozen(self, first: Mapping[str, Any], digest: str) -> None:
+        """Compare frozen tensors of a run's first model, Flower's arrays, with this model's ``digest``."""
         own, names = self._module.state_dict(), self.parts.frozen
-        given = {name: torch.from_numpy(first[name]).to(own[name].dtype) for name in names if name in first}
-        check_frozen("initial_model", given, names, self.frozen_digest.hex())
+        given = {name: torch.from_numpy(first[name].numpy()).to(own[name].dtype) for name in names if name in first}
+        check_frozen("initial_model", given, names, digest)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         """Write a model's state dict atomically; errors as `Weights.load` and `PrivateParts.restore`.

@@ -41,25 +41,25 @@ def test_formats_that_round_each_value_by_its_size_stay_as_they_are() -> None:
     assert fitted(wire, LAYOUT) == wire and fitted(small, Layout(("a",), ((9,),))) == small
 
 
+def one_by_one(silos: str, weight: float, change: float, *, toward: bool = False) -> PlainAggregator:
+    store = PlainAggregator(vector(5, 1), statistics=((1, 2),))
+    for silo in silos:
+        store.begin(f"{silo}/1")
+    for version, silo in enumerate(silos, 1):
+        store.put(silo, f"{silo}/1", vector(change, -0.8))
+        store.commit(Commit(version, {f"{silo}/1": weight}, toward=toward))
+    return store
+
+
 def test_stale_statistics_are_averaged_and_their_changes_are_not_added() -> None:
     """Three silos find a variance of 0.2 instead of 1, one after the other, each from the first model."""
-    store = PlainAggregator(vector(5, 1), statistics=((1, 2),))
-    for silo in "abc":
-        store.begin(f"{silo}/1")
-    for version, silo in enumerate("abc", 1):
-        store.put(silo, f"{silo}/1", vector(1, -0.8))
-        store.commit(Commit(version, {f"{silo}/1": 0.8}))
+    store = one_by_one("abc", weight=0.8, change=1)
     np.testing.assert_allclose(store.model, [5 + 3 * 0.8, 0.2 + 0.8 * 0.2**3], rtol=1e-6)
 
 
 def test_whole_models_bring_stale_statistics_once() -> None:
     """FedAsync moves towards a silo's model: half the way from 1 to 0.2, then to a silo's 0.2 that began at 1."""
-    store = PlainAggregator(vector(5, 1), statistics=((1, 2),))
-    for silo in "ab":
-        store.begin(f"{silo}/1")
-    for version, silo in enumerate("ab", 1):
-        store.put(silo, f"{silo}/1", vector(0, -0.8))
-        store.commit(Commit(version, {f"{silo}/1": 0.5}, toward=True))
+    store = one_by_one("ab", weight=0.5, change=0, toward=True)
     np.testing.assert_allclose(store.model, [5, 0.4], rtol=1e-6)
 
 

@@ -29,7 +29,7 @@ _CHANGES: Changes = {
             "math.prod(shape[1:])) if len(shape) > 1 else inputs",
             "math.prod(shape[1:]))",
         ),
-        ("norms-averages-step-as-weights-do", "None if counted else", ""),
+        ("norms-averages-step-as-weights-do", "None if is_statistic(name, layout) else", ""),
         ("who-turns-back-moves-all-the-same", "made[~_agrees(moments[0], change)] = 0", "pass"),
         ("what-stands-still-is-shared-out-to-one", "/ change.size, LEAST_SHARE)", "/ change.size, 1e-9)"),
         ("what-stands-still-is-lost", "np.float32(scale / share)", "np.float32(scale)"),
