@@ -61,12 +61,15 @@ def test_a_file_among_the_data_is_no_task(make: Make, tmp_path: Path) -> None:
         assert not gained(make(), tmp_path, task), task
 
 
-def test_in_a_file_that_the_owner_named_nothing_else_is_called(make: Make, tmp_path: Path) -> None:
+def test_in_a_file_that_the_owner_named_nothing_else_is_called(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A ClientApp's file has other functions; what makes its model is named by the owner, too."""
     file = planted(tmp_path, "client")
     owner = {"data": [str(tmp_path)], "code_files": [str(file), f"{file}:app"]}
     task = {"kind": "clientapp", "app": f"{file}:app", "model": f"{file}:wipe"}
-    assert "called" not in gained(make(), tmp_path, task, owner=owner)
+    assert not gained(make(), tmp_path, task, owner=owner)
+    assert "did not name wipe" in caplog.text
 
 
 def test_an_owners_file_is_looked_up_in_no_other_folder(make: Make, tmp_path: Path) -> None:

@@ -183,7 +183,10 @@ def test_the_folder_that_an_app_imports_from_is_fenced_too(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_two_runs_apps_of_one_name_are_two(tmp_path: Path) -> None:
+    losses = set()
     for name, rate in (("one", "0.05"), ("two", "0.01")):
         folder = stock_app(tmp_path / name, [*CHANGES, ('msg.content["config"]["lr"]', rate)])
-        run_virtual(strategy_of(folder, "stop.rounds=1"), cluster(), tmp_path / name / "out")
+        summary = run_virtual(strategy_of(folder, "stop.rounds=1"), cluster(), tmp_path / name / "out")
+        losses.add(summary["loss"])
         assert str(tmp_path / name) in str(sys.modules["digitsapp.task"].__file__)
+    assert len(losses) == 2, "the second run trained at its own rate"

@@ -162,13 +162,9 @@ def test_the_order_of_columns_in_a_file_does_not_matter(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("scale", [{}, {"standardise": {"x": [0.0, 1e-300]}}])
-def test_no_feature_is_infinite(scale: dict[str, Any], tmp_path: Path) -> None:
+def test_no_feature_is_infinite(tmp_path: Path) -> None:
     """A test row far from training rows that hardly differ would be beyond float32, and evaluations NaN."""
-    cells = ["0", "1e-200", "0", "1e-200", "3e12", "0", "1e-200", "0", "1e-200", "3e12"]
-    try:
-        found = rows(read(tmp_path, column(*cells), **scale))
-    except ConfigError as error:
-        assert "column 1" in error.place
-    else:
-        assert np.isfinite(found).all()
+    cells = ["3e12", "1e-200", "0", "1e-200", "0", "3e12", "1e-200", "0", "1e-200", "0"]
+    assert np.isfinite(rows(read(tmp_path, column(*cells)))).all()
+    with pytest.raises(ConfigError, match="line 2, column 1"):
+        read(tmp_path, column(*cells), standardise={"x": [0.0, 1e-300]})

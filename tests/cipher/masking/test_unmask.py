@@ -284,10 +284,11 @@ def test_shares_that_fit_nothing_leave_the_sum_closed(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("at", [0, 40, 100, 300, 700])
 def test_a_changed_annex_is_no_annex_or_another(at: int) -> None:
-    data = bytearray(rounds()["silo0"].annex)
+    sent = rounds()["silo0"].annex
+    data = bytearray(sent)
     data[at] ^= 0x81
     try:
-        Annex.unpack(bytes(data), "silo0", "silo0")
+        assert Annex.unpack(bytes(data), "silo0", "silo0") != Annex.unpack(sent, "silo0", "silo0")
     except ProtocolError as error:
         assert error.sender == "silo0"
     with pytest.raises(ProtocolError):
