@@ -261,6 +261,6 @@ def _follow(processes: _Processes, out: Path, control: Path, listeners: Sequence
         if now is Phase.DIED:
             problem = "died" if (control / PID_FILE).exists() else "did not start"
             log = control / RUN_LOG if (control / RUN_LOG).exists() else out / LOGS_FOLDER / "superexec.log"
-            raise RunError(f"the ServerApp {problem}; the end of the log:\n{tail(log)}")
+            raise RunError(f"the ServerApp {problem}; the end of the log: {tail(log)}")
         processes.check()
         time.sleep(_POLL_S)

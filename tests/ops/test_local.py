@@ -61,8 +61,8 @@ def test_why_a_run_failed_is_told_by_the_server_s_process(tmp_path: Path) -> Non
 def test_an_error_of_own_code_is_told_with_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Flower's own log, which was shown, does not have it."""
     monkeypatch.setattr(local, "phase", lambda folder: Phase.DIED)
-    (tmp_path / RUN_LOG).write_text("mine.py, line 14, in decide: ZeroDivisionError\n")
+    (tmp_path / RUN_LOG).write_text("mine.py, line 14, in decide\n  ZeroDivisionError\n")
     quiet = SimpleNamespace(check=lambda: None)
     with pytest.raises(RunError, match=r"(?s)did not start; .*mine\.py, line 14") as told:
         local._follow(quiet, tmp_path, tmp_path, [], resumed=False)  # type: ignore[arg-type]
-    assert "ZeroDivisionError" in str(told.value)
+    assert str(told.value).endswith("line 14, in decide |   ZeroDivisionError"), "a terminal shows no line breaks"
