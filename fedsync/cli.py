@@ -119,7 +119,7 @@ def run(
         if planned := planned_spending(config, cluster):
             console.print(plan_table(config, cluster, planned))
     default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"
-    mine = _claim(out, default, overwrite=overwrite, resume=resume is not None)
+    mine = _claim(out, default, overwrite=overwrite, resume=resume is not None, model=config.initial_model or "")
     folder = mine.path
     summary = _run(start, config, cluster, mine, target_accuracy, timing_only=timing_only)
     if (folder / STATISTICS).exists():
@@ -185,7 +185,8 @@ def compare(
             summaries.append([])
             for number in range(first.seed, first.seed + seeds):
                 config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
-                mine = _claim(whole.path / f"{config.name}-{number}", whole.path, overwrite=overwrite)
+                folder, model = whole.path / f"{config.name}-{number}", config.initial_model or ""
+                mine = _claim(folder, whole.path, overwrite=overwrite, model=model)
                 try:
                     summaries[-1].append(_run(start, config, cluster, mine, target_accuracy, timing_only=timing_only))
                 except FedSyncError as error:
@@ -246,13 +247,12 @@ def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
 
 
 def _claim(
-    out: Path | None, default: Path, *, overwrite: bool, resume: bool = False, runs: Sequence[str] = ()
+    out: Path | None, default: Path, *, overwrite: bool, resume: bool = False, runs: Sequence[str] = (), model: str = ""
 ) -> Claim:
     output_may_be_lost()
-    if out is not None:
-        return claim(out, Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE, runs)
-    found = claim(default, Existing.OVERWRITE if overwrite else Existing.NUMBER, runs)
-    if found.path != default:
+    other = Existing.NUMBER if out is None else Existing.RESUME if resume else Existing.REFUSE
+    found = claim(out or default, Existing.OVERWRITE if overwrite else other, runs, model)
+    if found.path not in (out, default):
         console.print(f"{default} has a run: this one goes to {found.path}")
     return found
 

@@ -116,7 +116,7 @@ def alive(pid: int) -> bool:
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    return " | ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

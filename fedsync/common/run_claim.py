@@ -81,10 +81,13 @@ class Claim:
         self._held.close()
 
 
-def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str] = ()) -> Claim:
+def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str] = (), model: str = "") -> Claim:
     """Claim a folder for a run; make it if necessary. ``runs`` are subfolders with the runs of a comparison. Raises
-    `ConfigError` if a run is in progress there, or the folder is not free.
+    `ConfigError` if a run is in progress there, the folder is not free, or it has the run's initial ``model``.
     """
+    if existing is Existing.OVERWRITE and model and Path(model).resolve() in [folder.resolve() / n for n in _FILES]:
+        remedy = "Copy the model to another folder first, or choose another folder for the run"
+        raise ConfigError(str(folder), f"a run here would remove {model}, with which it begins", remedy)
     if existing is not Existing.NUMBER:
         return _claim(folder, existing, runs)
     for path in itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))):
@@ -94,11 +97,11 @@ def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str
 
 
 @contextmanager
-def claimed(out: Path | Claim, existing: Existing = Existing.REFUSE) -> Iterator[Path]:
+def claimed(out: Path | Claim, existing: Existing = Existing.REFUSE, model: str = "") -> Iterator[Path]:
     if isinstance(out, Claim):
         yield out.path
         return
-    mine = claim(out, existing)
+    mine = claim(out, existing, model=model)
     try:
         yield mine.path
     finally:

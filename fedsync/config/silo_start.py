@@ -298,10 +298,7 @@ class SiloStartConfig(Section):
         audit = absolute(config.audit, path, ("head_to",))
         config = config.model_copy(update={"audit": audit})._with_data_beside(file, path)
         config._file = path.resolve()
-        length = len(os.fsencode(config.state))
-        if length > LONGEST_STATE:
-            problem = f"{config.state} has {length} bytes, at most {LONGEST_STATE}"
-            raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets are created below it")
+        check_short(file.place(("state",)), config.state, LONGEST_STATE)
         return config
 
     @property
@@ -353,6 +350,13 @@ def _check_reviewer(key: str) -> None:
         bare(key)
     except ValueError as error:
         raise ValueError(f"reviewers has {key[:40]!r}; write a line as ssh-ed25519 AAAA..., of a file .pub") from error
+
+
+def check_short(place: str, folder: str, most: int) -> None:
+    """Raise `ConfigError` for a folder whose path has more than ``most`` bytes."""
+    if (length := len(os.fsencode(folder))) > most:
+        problem = f"{folder} has {length} bytes, at most {most}"
+        raise ConfigError(place, problem, "Choose a shorter path: sockets are created below it")
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:

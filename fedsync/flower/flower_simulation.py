@@ -16,6 +16,7 @@ from typing import Any, cast
 from fedsync.common.errors import FedSyncError, RunError, not_installed
 from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.silo_start import check_short
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.observe.recorder import Listener, add_to_summary
@@ -30,6 +31,9 @@ _START_S = 600.0
 
 _STOP_S = 2.0
 """Wait of an interrupted run for its silos' answers [s]; Flower's threads never end if Ray ends before the answers."""
+
+_LONGEST_HOME = 39
+"""Maximum length of the path below which Ray creates Unix sockets [bytes]."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -62,6 +66,7 @@ def run_simulation(
         tempfile.TemporaryDirectory(prefix="fedsync-") as home,
         flower_in_this_process(Path(home)),
     ):
+        check_short("TMPDIR", home, _LONGEST_HOME)
         return _run(config, cluster, run, Path(home), target_accuracy, listeners)
 
 

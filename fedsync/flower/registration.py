@@ -220,6 +220,9 @@ def known_nodes(home: Path) -> list[KnownNode]:
         return [KnownNode(**each) for each in json.loads((home / NODES_FILE).read_text(encoding="utf-8"))]
     except FileNotFoundError:
         return []
+    except (ValueError, TypeError) as error:
+        remedy = "Restore it from a backup, together with the database of the same time"
+        raise ConfigError(str(home / NODES_FILE), f"cannot be read: {error}", remedy) from error
 
 
 def _save(home: Path, known: Sequence[KnownNode]) -> None:

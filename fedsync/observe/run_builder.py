@@ -12,6 +12,7 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.core.state import Policies
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout, Vector
@@ -101,7 +102,9 @@ class RunBuilder:
         self, model_bytes: int, plan: EncryptionPlan | None = None, *, journal: bool = True, resume: bool = False
     ) -> Recorder:
         config, target = self.config.model_dump(mode="json"), self.target_accuracy
-        if target is None and self.trains:
+        if target is None and resume:  # a resumption need not repeat the target
+            target = read_journal(self.out / JOURNAL)[0].get("target_accuracy")
+        elif target is None and self.trains:
             target = self.config.stop.target_accuracy
         exporters: Sequence[Exporter] = ()
         if self.config.export is not None:

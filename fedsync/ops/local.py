@@ -22,7 +22,7 @@ from fedsync.common.processes import Child, end_processes, free_ports, tail
 from fedsync.common.run_claim import Claim, Existing, claimed
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import HubConfig, ServerStartConfig
-from fedsync.config.silo_start import LogsConfig
+from fedsync.config.silo_start import LONGEST_STATE, LogsConfig, check_short
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.journal import JOURNAL
 from fedsync.flower.launch import entry_point
@@ -102,6 +102,7 @@ def _carry_out(
     with tempfile.TemporaryDirectory(prefix="fedsync-") as folder:
         home = Path(folder)
         # A short path, because trainers create sockets there, and socket paths have at most 100 characters.
+        check_short("TMPDIR", folder, LONGEST_STATE)
         (home / STATE).symlink_to(private_folder(out / STATE))
         control = home / RUNS / "local"
         control.mkdir(parents=True)
@@ -261,6 +262,6 @@ def _follow(processes: _Processes, out: Path, control: Path, listeners: Sequence
         if now is Phase.DIED:
             problem = "died" if (control / PID_FILE).exists() else "did not start"
             log = control / RUN_LOG if (control / RUN_LOG).exists() else out / LOGS_FOLDER / "superexec.log"
-            raise RunError(f"the ServerApp {problem}; the end of the log:\n{tail(log)}")
+            raise RunError(f"the ServerApp {problem}; the end of the log: {tail(log)}")
         processes.check()
         time.sleep(_POLL_S)

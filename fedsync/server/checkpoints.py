@@ -284,8 +284,8 @@ def prepare(out: Path, config: str) -> Checkpoint:
 
 
 def newest_version(out: Path) -> int | None:
-    """Return the model version of a run's newest checkpoint, damaged or not; None if there is none."""
-    newest = _newest_first(out / FOLDER)
+    """Return the model version of a run's newest checkpoint, damaged or not; None if there was none."""
+    newest = _newest_first(out / FOLDER, _SUFFIX, _TORN)
     return int(newest[0].stem) if newest else None
 
 
@@ -309,7 +309,7 @@ def _renamed(checkpoint: Checkpoint) -> Checkpoint:
 
 def _newest_whole(out: Path, config: str) -> Checkpoint:
     files = _newest_first(out / FOLDER)
-    if not files:
+    if newest_version(out) is None:
         remedy = "Name the folder of a run that was cut off; a run that ends normally removes its checkpoints"
         raise ConfigError(str(out), "there is no checkpoint to resume from", remedy)
     journal = out / JOURNAL
@@ -323,7 +323,8 @@ def _newest_whole(out: Path, config: str) -> Checkpoint:
         except Damaged as error:
             logger.warning("%s: %s; resuming from the checkpoint before", file, error)
             file.rename(file.with_suffix(_TORN))
-    raise ConfigError(str(out / FOLDER), "no checkpoint is whole", "Start the run anew")
+    remedy = "Start another run; initial_model may name best.pt of this one"
+    raise ConfigError(str(out / FOLDER), "no checkpoint is whole", remedy)
 
 
 def _write(arrays: ArrayFiles, folder: Path, checkpoint: Checkpoint, *, settle: bool) -> Sequence[ArrayName]:
@@ -374,8 +375,8 @@ def _names(head: Mapping[str, Any]) -> list[ArrayName]:
     return [ArrayName(dtype, tuple(shape), sha256) for dtype, shape, sha256 in head["arrays"]]
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal()]
+def _newest_first(folder: Path, *suffixes: str) -> list[Path]:
+    found = [path for suffix in suffixes or [_SUFFIX] for path in folder.glob(f"*{suffix}") if path.stem.isdecimal()]
     return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
 

@@ -83,6 +83,19 @@ def test_overwriting_removes_what_runs_write_and_nothing_else(tmp_path: Path) ->
         assert names(tmp_path) == ["notes.txt", RUN_LOCK]
 
 
+@pytest.mark.parametrize("model", ["best.pt", "other/best.pt", "mine.pt"])
+def test_overwriting_never_removes_the_model_that_the_run_begins_with(tmp_path: Path, model: str) -> None:
+    a_run(tmp_path, "journal.jsonl")
+    path = a_run((tmp_path / model).parent, Path(model).name) / Path(model).name
+    if model == "best.pt":
+        with pytest.raises(ConfigError, match=r"would remove .*best.pt, with which it begins. Copy the model"):
+            claim(tmp_path, Existing.OVERWRITE, model=str(path))
+        assert names(tmp_path) == ["best.pt", "journal.jsonl"]
+    else:
+        claim(tmp_path, Existing.OVERWRITE, model=str(path)).release()
+    assert path.exists()
+
+
 def test_overwriting_removes_all_that_the_documentation_lists() -> None:
     """A killed run leaves also the working files, for example the sessions of its silos."""
     page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")

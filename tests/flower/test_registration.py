@@ -364,3 +364,10 @@ def test_a_run_is_an_app_with_its_settings(flwr: Callable[[str], Path], tmp_path
     flwr("echo the SuperLink is away; exit 3")
     with pytest.raises(RunError, match=r"did not accept the run: the SuperLink is away. `fedsync doctor"):
         runs.submit(folder, "here", {})
+
+
+@pytest.mark.parametrize("text", ["", "7", '[{"name": 5}]', '{"berlin": 1}', "[\n{"])
+def test_a_damaged_record_of_the_keys_is_named_with_the_way_on(tmp_path: Path, text: str) -> None:
+    (tmp_path / NODES_FILE).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{NODES_FILE}: cannot be read: .*Restore it from a backup"):
+        registration.known_nodes(tmp_path)

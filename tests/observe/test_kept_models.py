@@ -161,3 +161,12 @@ def test_a_best_model_that_found_no_room_is_not_taken_for_the_one_before(tmp_pat
     models.keep(best(2), model(2))
     models.finish(None)
     assert models.digests == {}
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "null", "{", ""])
+def test_a_damaged_best_json_ends_no_resumed_run(tmp_path: Path, text: str) -> None:
+    (tmp_path / STATED).write_text(text)
+    models = KeptModels(tmp_path, save, resume=True)
+    models.keep(best(3), model(3))
+    models.finish(model(5))
+    assert (there(tmp_path), said(tmp_path)) == (3, 3)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Evaluated
 from fedsync.core.journal import read_journal
@@ -14,6 +15,7 @@ from fedsync.core.stopping import StopRules
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.replay import read_ledger
+from fedsync.observe.run_builder import RunBuilder
 from tests.core.make import answer, begin, joined, orders, policies, scored
 
 
@@ -97,6 +99,18 @@ def test_a_second_run_in_the_same_folder_leaves_nothing_of_the_first(tmp_path: P
     assert lines(tmp_path / "rounds.jsonl") == []
     assert len(lines(tmp_path / "journal.jsonl")) == 1
     files.close()
+
+
+@pytest.mark.parametrize(
+    ("sets", "asked", "found"), [([], None, 0.4), (["stop.target_accuracy=0.9"], None, 0.4), ([], 0.6, 0.6)]
+)
+def test_a_resumed_run_keeps_its_target_unless_it_is_given_another(
+    tmp_path: Path, sets: list[str], asked: float | None, found: float
+) -> None:
+    config = StrategyConfig.load("fedavg", sets)
+    RunBuilder(config, None, tmp_path, "local", 0.4).recorder(100).close()
+    resumed = RunBuilder(config, None, tmp_path, "local", asked).recorder(100, resume=True)
+    assert resumed.finish()["target_accuracy"] == found
 
 
 def test_a_process_killed_while_a_run_resumes_leaves_what_another_resumes_from(

@@ -1,5 +1,6 @@
 """The folder of a run in real processes, before any is started, and what it says of the run's end."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from fedsync.common.locks import taken
 from fedsync.common.run_claim import RUN_LOCK
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.flower.flower_simulation import run_simulation
 from fedsync.observe.run_state import RUN_LOG
 from fedsync.ops import local
 from fedsync.ops.local import run_local
@@ -61,8 +63,20 @@ def test_why_a_run_failed_is_told_by_the_server_s_process(tmp_path: Path) -> Non
 def test_an_error_of_own_code_is_told_with_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Flower's own log, which was shown, does not have it."""
     monkeypatch.setattr(local, "phase", lambda folder: Phase.DIED)
-    (tmp_path / RUN_LOG).write_text("mine.py, line 14, in decide: ZeroDivisionError\n")
+    (tmp_path / RUN_LOG).write_text("mine.py, line 14, in decide\n  ZeroDivisionError\n")
     quiet = SimpleNamespace(check=lambda: None)
     with pytest.raises(RunError, match=r"(?s)did not start; .*mine\.py, line 14") as told:
         local._follow(quiet, tmp_path, tmp_path, [], resumed=False)  # type: ignore[arg-type]
-    assert "ZeroDivisionError" in str(told.value)
+    assert str(told.value).endswith("line 14, in decide |   ZeroDivisionError"), "a terminal shows no line breaks"
+
+
+@pytest.mark.parametrize("runner", [run_local, run_simulation])
+def test_a_temporary_folder_that_is_too_long_for_sockets_is_named(
+    runner: Callable[..., object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The job of a cluster often has a TMPDIR of its own, below several folders."""
+    (tmp_path / ("x" * 50)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 50)))
+    with pytest.raises(ConfigError, match=r"TMPDIR: .* bytes, at most .* Choose a shorter path: sockets are created"):
+        runner(CONFIG, CLUSTER, tmp_path / "out")
+    assert not list((tmp_path / ("x" * 50)).iterdir()) and not (tmp_path / "out").exists()

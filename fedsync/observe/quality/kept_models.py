@@ -109,7 +109,6 @@ class KeptModels:
 
 def _stated(out: Path) -> dict[str, Any]:
     try:
-        stated: dict[str, Any] = json.loads((out / STATED).read_bytes())
-        return stated
-    except (OSError, ValueError):
+        return dict(json.loads((out / STATED).read_bytes()))
+    except (OSError, ValueError, TypeError):
         return {}

@@ -110,7 +110,7 @@ class TrainerClient:
                 log, last = self._folder / LOG, ""
                 with contextlib.suppress(OSError):
                     last = tail(log)
-                raise RunError(f"the resident trainer did not start; the end of {log}:\n{last}")
+                raise RunError(f"the resident trainer did not start; the end of {log}: {last}")
             if tenant(self._folder) is None and (process is None or code == 0):
                 # Exit code 0 means that the process found another trainer here, which has ended since.
                 process = self._start()
