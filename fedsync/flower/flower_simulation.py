@@ -32,8 +32,8 @@ _START_S = 600.0
 _STOP_S = 2.0
 """Wait of an interrupted run for its silos' answers [s]; Flower's threads never end if Ray ends before the answers."""
 
-_LONGEST_HOME = 39
-"""Maximum length of the path below which Ray creates Unix sockets [bytes]."""
+_LONGEST_HOME = 46
+"""Maximum length of the path below which Ray creates Unix sockets, with the digits of this process's id [bytes]."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -66,7 +66,7 @@ def run_simulation(
         tempfile.TemporaryDirectory(prefix="fedsync-") as home,
         flower_in_this_process(Path(home)),
     ):
-        check_short("TMPDIR", home, _LONGEST_HOME)
+        check_short("TMPDIR", home, _LONGEST_HOME - len(str(os.getpid())))
         return _run(config, cluster, run, Path(home), target_accuracy, listeners)
 
 
