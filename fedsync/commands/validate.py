@@ -13,7 +13,6 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import sealed_metrics
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
-from fedsync.config.sections.evaluation import TOLD
 from fedsync.config.sections.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
@@ -44,18 +43,16 @@ def validate(
     config.check_files()
     if silos is not None:
         _check_on(config, ClusterConfig.load(silos))
-    by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
-    # Under sealed metrics, the inputs of the metrics must fit a header; the task may define these inputs.
-    measured = measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config
-    Coordinator(measured.policies())  # also builds the extensions
+    # Under sealed metrics, the inputs of all metrics must fit a header; the task may define these metrics.
+    # The coordinator also builds the extensions.
+    Coordinator((config if sealed_metrics(config.cipher) is None else measuring(config)).policies())
     Terminal().print(f"{file}: strategy {config.name!r}, no errors")
 
 
 def _check_on(config: StrategyConfig, cluster: ClusterConfig) -> None:
-    machines = cluster.silos
-    config.check_silos([silo.name for silo in machines])
-    config.check_machines({silo.name: silo.speed for silo in machines})
-    config.task.emulated({silo.name: silo.data for silo in machines})
+    config.check_silos([silo.name for silo in cluster.silos])
+    config.check_machines({silo.name: silo.speed for silo in cluster.silos})
+    config.task.emulated({silo.name: silo.data for silo in cluster.silos})
     if config.privacy is None:
         return
     from fedsync.extras.privacy_plan.private_plan import check_plan, plan_table, planned_spending

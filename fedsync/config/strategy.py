@@ -17,7 +17,7 @@ from fedsync.common.sandbox.named_code import is_module
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
 from fedsync.config.locate import beside, locate
-from fedsync.config.sections.evaluation import unreachable
+from fedsync.config.sections.evaluation import TOLD, unreachable
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.extension import Extension
@@ -213,8 +213,11 @@ class StrategyConfig(StrategySections):
         return len(self.silos or ()) or self.min_silos or 2
 
     def policies(self, silos: int | None = None) -> Policies:
-        local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
-        metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.settled(silos))
+        local, sealed, evaluation = self.local, sealed_metrics(self.cipher), self.evaluation
+        compared, quorum, least = evaluation.cross_site, self.quorum(silos), least_silos(self.settled(silos))
+        if evaluation.metrics or self.stop.by_metric or evaluation.best.metric not in TOLD:
+            evaluation = evaluation.of_task(self.task)
+        metrics = evaluation.built(self.task)
         if sealed is not None:
             from fedsync.cipher.plan import check_sums
 
@@ -238,7 +241,7 @@ class StrategyConfig(StrategySections):
             tally=0 if sealed is None else sealed.limit,
             evaluate=self.fraction_evaluate,
             metrics=metrics,
-            selection=self.evaluation.best.build(metrics),
+            selection=evaluation.best.build(metrics),
             cross_site=None if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             controls=self.controlled,
             least=least,

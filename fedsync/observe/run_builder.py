@@ -123,7 +123,7 @@ class RunBuilder:
             exporters=exporters,
             journal=journal,
             resume=resume,
-            metrics=self.config.evaluation.built(self.config.task),
+            metrics=self.config.evaluation.built(self.config.task) if self.trains else (),
             keep=None if self.runtime == "virtual" else KEPT_ROUNDS,
         )
         recorder.ledger.lost.evaluates = self.trains

@@ -126,12 +126,11 @@ class CsvTask(Task):
         """Features, float32 [n, width], and labels, int64 [n], of the silo's file."""
         rows = self._trained(slot)
         if self._scales is not None:
-            for column in rows.columns:
-                if column.kind == "number" and column.name not in self._scales:
-                    problem = f"{rows.table.file} has a column of numbers {column.name!r}, and there is no scale for it"
-                    remedy = f"Write standardise: {{{column.name}: [mean, deviation]}}, or ignore: [{column.name}]; "
-                    remedy += "under standardise: federated give all silos the same columns"
-                    raise ConfigError("task.standardise", problem, remedy)
+            for name in [one.name for one in rows.columns if one.kind == "number" and one.name not in self._scales]:
+                problem = f"{rows.table.file} has a column of numbers {name!r}, and there is no scale for it"
+                remedy = f"Write standardise: {{{name}: [mean, deviation]}}, or ignore: [{name}]; for words write "
+                remedy += f"columns: {{{name}: {{kind: text}}}}; under standardise: federated give all silos the same "
+                raise ConfigError("task.standardise", problem, remedy + "columns")
         features = encode(rows.table, rows.columns, rows.train, self._scales, by_row=self._by_row)
         targets = self._targets(rows)
         validation = None if rows.validation is None else _select(features, targets, rows.validation)

@@ -56,6 +56,16 @@ def test_metrics_that_do_not_fit_a_sealed_header_are_refused_before_the_run(tmp_
     assert "no errors" in call("validate", file)
 
 
+@pytest.mark.parametrize("private", ["", "privacy: {kind: dp-sgd, clip: 1.0, noise_multiplier: 1.0}, "])
+def test_metrics_of_classes_need_no_number_of_classes_before_a_run_either(tmp_path: Path, private: str) -> None:
+    file, silos = tmp_path / "x.yaml", tmp_path / "silos.yaml"
+    file.write_text(PLAIN % f"name: mine, {private}task: {{kind: digits}}, evaluation: {{metrics: [f1]}}")
+    silos.write_text("silos: [{name: a, speed: 1.0}, {name: b, speed: 2.0}]")
+    assert "no errors" in call("validate", file, "--silos", silos)
+    timed = call("run", file, "--silos", silos, "--runtime", "virtual", "--timing-only", "--out", tmp_path / "out")
+    assert "1 rounds" in timed
+
+
 PLUGIN = """
 from dataclasses import dataclass
 from fedsync import FeaturePolicy, register

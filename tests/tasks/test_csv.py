@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsync.common.errors import ConfigError
+from fedsync.evaluation.survey.findings import ColumnScale
 from fedsync.model.table_columns import ColumnRule
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
@@ -200,3 +201,9 @@ def test_rows_without_a_person_are_of_different_persons(tmp_path: Path, columns:
     persons = task.persons(SiloSlot("a", 0, 1, seed=7), "who")
     assert len(persons) == 8 and np.bincount(persons).tolist().count(1) == 6
     assert persons.max() == 6, "ann has two rows, and each other row is of another person"
+
+
+def test_a_text_without_a_rule_is_no_number_without_a_scale_in_a_private_run(tmp_path: Path) -> None:
+    task = CsvTask((write(tmp_path, "a.csv", GOOD),), "sick", scales={"age": ColumnScale(30, 5)}, by_row=True)
+    with pytest.raises(ConfigError, match=r"ignore: \[town\]; for words write columns: \{town: \{kind: text\}\}"):
+        load(task)
