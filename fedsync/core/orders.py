@@ -283,7 +283,7 @@ class SiloFacts:
         device: for users, for example ``cpu`` or ``cuda:0``.
         validates: whether the silo has a validation split; see `Split`.
         presence: the silo's remaining time; None if always available.
-        least_batch: smallest batch that its owner allows [samples].
+        least_batch: smallest batch that its owner and its model allow [samples].
         least_samples: fewest samples of an order that its owner allows.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import TYPE_CHECKING, Any
 
 from fedsync.common.errors import PolicyError
@@ -74,7 +74,7 @@ class Policies:
         return draw(silos, count, self.seed, Stream.EVALUATION, version)
 
     def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:
-        coefficients = tuple(self.weigher.coefficients(metas, version))
+        coefficients = tuple(map(float, self.weigher.coefficients(metas, version)))
         if len(coefficients) != len(metas):
             raise PolicyError(f"the weigher gives {len(metas)} updates {len(coefficients)} coefficients", recent)
         weights = {meta.update_id: weight for meta, weight in zip(metas, coefficients, strict=True)}
@@ -211,7 +211,7 @@ class CoordinatorState:
             self.version,
             serial,
             work.batch_size,
-            max(verdict.steps.get(name, work.steps), min(least, work.steps)),
+            max(index(verdict.steps.get(name, work.steps)), min(least, work.steps)),
             work.learning_rate,
             derive_seed(seed, Stream.ORDER, name, serial),
             verdict.budget_s.get(name),

@@ -275,7 +275,8 @@ class BatchCap:
             try:
                 if size == count:
                     return [work(rows, 1.0)]
-                return [work(piece, len(piece) / count) for piece in torch.split(rows, size)]
+                pieces = torch.tensor_split(rows, -(-count // size))  # even: batch norm refuses a piece of one row
+                return [work(piece, len(piece) / count) for piece in pieces]
             except (RuntimeError, MemoryError) as error:
                 if size == 1 or not is_out_of_memory(error):
                     raise

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.common.codec import dumps
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_sealed
+from fedsync.core.views import ClusterView, Verdict
 from fedsync.model.plain_aggregator import PlainAggregator
 from fedsync.model.plain_replica import PlainReplica
 from tests.core.make import answer, begin
@@ -62,6 +64,24 @@ def test_a_weigher_that_breaks_its_contract(coefficients: tuple[float, ...], tol
     assert str(caught.value).startswith(
         f"{told}. This is a bug in your policy or, without one, in FedSync; the last entries were:\n  JournalEntry("
     )
+
+
+def test_numbers_of_numpy_are_written_as_plain_numbers() -> None:
+    class InNumpy:
+        weighting = None
+        toward = False
+
+        def coefficients(self, metas: Any, version: int) -> Any:
+            return np.ones(1, np.float32)
+
+        def init(self) -> None: ...
+
+        def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
+            return None, Verdict(commit=tuple(view.pending), release=view.idle, steps={"a": np.int64(3)})  # type: ignore[dict-item]
+
+    coordinator, orders = begin("a", weigher=InNumpy(), barrier=InNumpy())
+    assert '"max_steps":3' in dumps(orders["a"])
+    assert '"weights":{"a/1":1.0}' in dumps(coordinator.handle([answer("a", orders["a"])], 1.0))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fedsync.common.errors import PolicyError
 from fedsync.core.actions import Action, Dispatch, Note
 from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.orders import LocalWork, SiloFacts, Window, WorkReport
@@ -290,3 +291,13 @@ def test_a_slow_silo_gets_a_quarter_and_no_less() -> None:
     """Of 128 samples 12.4, 12.4, 12.4 and 90.8 would be even. The fast one has four times as many at most."""
     assert batches([silo(30), silo(30), silo(30), silo(220)], balancer=PROPORTIONAL, within=4.0) == [19, 19, 18, 72]
     assert batches([silo(100), silo(300)], balancer=PROPORTIONAL, within=4.0) == [16, 48]
+
+
+@pytest.mark.parametrize("sizes", [[64, 64], [32.0, 32.0], [64, 0], [-1, 65], [64], None])
+def test_a_balancer_of_the_users_own_keeps_the_total_and_the_bounds(sizes: Any) -> None:
+    class Own:
+        def plan(self, curves: object, total: int, bounds: Bounds) -> Any:
+            return None if sizes is None else np.array(sizes)
+
+    with pytest.raises(PolicyError, match="must give 2 whole numbers within its bounds, with the sum 64"):
+        plan([silo(1.0), silo(2.0)], balancer=Own())

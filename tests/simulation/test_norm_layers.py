@@ -1,5 +1,6 @@
 """Batch norm in rounds of unequal steps: variances stay positive, plain and encrypted."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def variance(folder: Path, *changes: str) -> torch.Tensor:
 def test_running_variances_stay_positive_where_silos_do_unequal_steps(changes: list[str], tmp_path: Path) -> None:
     found = variance(tmp_path, *changes)
     assert (found > 0).all() and (found < 0.9).all(), found
+
+
+@pytest.mark.parametrize("parts", [[], ["model={private: ['0.*']}"]], ids=["travel", "stay"])
+def test_no_silo_gets_a_batch_of_one_sample_that_batch_norm_cannot_train_on(parts: list[str], tmp_path: Path) -> None:
+    """By speed, the slow silo's share of 64 samples would be 0.3."""
+    balanced = ["barrier={kind: bsp}", "balancer={kind: proportional}", "stop={rounds: 3}", *parts]
+    variance(tmp_path, *balanced)
+    silos = {each["name"]: each for each in json.loads((tmp_path / "out" / "summary.json").read_text())["silos"]}
+    assert (silos["b"]["batch_size"], silos["b"]["orders"], silos["b"]["failures"]) == (2, 3, 0)
 
 
 def test_few_bits_are_refused(tmp_path: Path) -> None:

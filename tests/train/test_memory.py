@@ -19,9 +19,11 @@ CPU_MESSAGE = "[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memo
     [
         (7, 20, 5, ""),  # 20, then 10, then 5: pieces of 5
         (7, 20, 5, CPU_MESSAGE),
-        (4, 9, 4, ""),  # 9, then 4: pieces of 4, 4 and 1, which are weighted
+        (4, 9, 4, ""),  # 9, then 4: pieces of 3
+        (4, 10, 2, ""),  # 10, then 5, then 2: pieces of 2
+        (5, 11, 5, ""),  # 11, then 5: pieces of 4, 4 and 3, which are weighted
     ],
-    ids=["alike", "on a processor", "unequal"],
+    ids=["alike", "on a processor", "even", "small", "unequal"],
 )
 def test_the_ordered_batch_s_gradient_stays(fits: int, batch_size: int, cap: int, message: str) -> None:
     task = Cramped(fits, message)
@@ -37,6 +39,16 @@ def test_the_ordered_batch_s_gradient_stays(fits: int, batch_size: int, cap: int
     later = cramped.run(order(batch_size=2 * cap, max_steps=2), base, Cursor())
     assert task.asked == [cap] * 4, "later orders remember the cap"
     assert later.report.batch_cap == cap
+
+
+class Normed(Cramped):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def test_no_piece_of_a_batch_is_a_single_sample_which_batch_norm_refuses() -> None:
+    cramped = trainer(Normed(16))
+    assert cramped.run(order(batch_size=33), cramped.initial_model(), Cursor()).report.batch_cap == 16
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error() -> None:

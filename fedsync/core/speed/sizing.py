@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.common.errors import PolicyError
 from fedsync.core.actions import Action, Note
 from fedsync.core.orders import LocalWork, WorkReport
 from fedsync.core.protocols import AnyAdaptiveBalancer, Balancer, Bounds, RoundSeen
@@ -74,7 +75,7 @@ class Sizing:
     ) -> dict[str, LocalWork]:
         """Return the work of every connected silo, by name; a silo without a forecast counts as the median silo.
         ``found_caps``: largest batches found after running out of memory [samples]. ``state``: of the adaptive
-        balancer.
+        balancer. Raises `PolicyError` if the balancer broke its contract.
         """
         caps, floors = self._caps(silos, found_caps), [self._floor(silo) for silo in silos.values()]
         batches = [min(self.work.batch_size, cap) for cap in caps]
@@ -125,7 +126,7 @@ class Sizing:
         """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it. Of
         evenly spaced narrow bands, the band in which the slowest silo ends first wins; without curves, the lowest.
         """
-        sizes = plan(total, bounds)
+        sizes = _checked(plan(total, bounds), total, bounds)
         if self.within is None or sizes.max() <= self.within * sizes.min():
             return sizes
         best, best_s = sizes, inf
@@ -134,7 +135,7 @@ class Sizing:
             band = Bounds(np.maximum(bounds.floor, floor), np.minimum(bounds.cap, int(self.within * floor)))
             if (band.floor > band.cap).any() or not band.floor.sum() <= total <= band.cap.sum():
                 continue
-            found = plan(total, band)
+            found = _checked(plan(total, band), total, band)
             ends_s = max((curve.step_s(int(size)) for curve, size in zip(curves, found, strict=False)), default=0.0)
             if ends_s < best_s:
                 best, best_s = found, ends_s
@@ -252,6 +253,15 @@ class Adaptation:
 
     def plan(self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int]) -> Plan:
         return Plan(self.sizing, silos, found_caps, self.state)
+
+
+def _checked(sizes: NDArray[np.int64], total: int, bounds: Bounds) -> NDArray[np.int64]:
+    made = np.asarray(sizes)
+    whole = made.dtype.kind in "iu" and made.shape == bounds.cap.shape and made.sum() == total
+    if not whole or (made < bounds.floor).any() or (made > bounds.cap).any():
+        wanted = f"{len(bounds.cap)} whole numbers within its bounds, with the sum {total}"
+        raise PolicyError(f"the balancer gives {sizes!r:.200}, but must give {wanted}. This is a bug in your policy")
+    return made
 
 
 def _curves(silos: Mapping[str, SiloView]) -> list[Curve]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedsync.common.errors import RunError
 from fedsync.common.files import write_result
 from fedsync.common.rng import Stream, generator
 from fedsync.config.cipher import PlainConfig
@@ -147,23 +149,26 @@ class Twin:
         return replace(self, wider=missed), replayed
 
     def predict(self, config: StrategyConfig) -> Predicted:
-        """Replay a strategy without training, for the run's duration; raises as `run_timing`."""
-        stop = StopConfig(seconds=self.horizon_s, rounds=self.rounds * MOST_ROUNDS)
-        quiet = {"cipher": PlainConfig(kind="plain"), "stop": stop, "evaluation": EvaluationConfig(), "export": None}
+        """Replay a strategy without training, for the run's duration or two longer rounds; raises as `run_timing`."""
         seconds, samples = [], []
         for draw in range(DRAWS):
-            with TemporaryDirectory(prefix="fedsync-twin-") as folder:
-                timed = config.model_copy(update={**quiet, "seed": config.seed + 1 + draw})
-                kept = _Kept()
-                cluster = self.cluster(Path(folder), draw)
-                summary = run_timing(
-                    timed, cluster, Path(folder), listeners=[kept], model_bytes=self.model_bytes, journal=False
-                )
+            kept = self._replayed(config, draw, StopConfig(seconds=self.horizon_s, rounds=self.rounds * MOST_ROUNDS))
+            if len(kept.ledger.rounds) < 2:
+                with suppress(RunError):  # silos that left at the end of the run are away
+                    kept = self._replayed(config, draw, StopConfig(seconds=self.horizon_s * MOST_ROUNDS, rounds=2))
             rounds = kept.ledger.rounds
-            mean_s = seconds_a_round(rounds) or (rounds[0].at_s if rounds else summary["seconds"])
-            seconds.append(max(mean_s, 1e-9))
-            samples.append(kept.samples / max(rounds[-1].at_s if rounds else summary["seconds"], 1e-9))
+            end_s = max(rounds[-1].at_s if rounds else self.horizon_s, 1e-9)
+            seconds.append(max(seconds_a_round(rounds) or end_s, 1e-9))
+            samples.append(kept.samples / end_s)
         return Predicted(self.interval(seconds), fmean(samples))
+
+    def _replayed(self, config: StrategyConfig, draw: int, stop: StopConfig) -> _Kept:
+        quiet = {"cipher": PlainConfig(kind="plain"), "stop": stop, "evaluation": EvaluationConfig(), "export": None}
+        timed, kept = config.model_copy(update={**quiet, "seed": config.seed + 1 + draw}), _Kept()
+        with TemporaryDirectory(prefix="fedsync-twin-") as folder:
+            cluster, out = self.cluster(Path(folder), draw), Path(folder)
+            run_timing(timed, cluster, out, listeners=[kept], model_bytes=self.model_bytes, journal=False)
+        return kept
 
     def interval(self, seconds: list[float]) -> Interval:
         return Interval.of(seconds, self.wider, LEAST_HALF_REAL if self.spread else LEAST_HALF)

@@ -27,9 +27,10 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.training import UserConfig
 from fedsync.core.orders import Cursor, Evaluation, SiloFacts, Split, Subject, WorkOrder
-from fedsync.model.layout import Vector
+from fedsync.model.layout import Vector, matches
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.plain_wire import FP32
+from fedsync.model.running_statistics import NAMES as STATISTICS
 from fedsync.model.table_columns import digest_of
 from fedsync.model.tensor_parts import ModelForm
 from fedsync.model.transfer import OtherVersion, Payload, Replica
@@ -123,13 +124,15 @@ class SiloSession:
         self._warn(facts.examples, spec)
         if owner is not None:
             owner.check_seal(plan)
+        names = *self.layout.names, *facts.kept_names
+        normed = any(matches(name, STATISTICS) for name in names)  # batch norm cannot train on a batch of one sample
         self.facts = SiloFacts(
             examples=plan.examples if plan is not None and plan.seal_metrics else facts.examples,
             memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=facts.device,
             validates=facts.validates,
-            least_batch=self._owner.least_batch,
+            least_batch=max(self._owner.least_batch, 1 + normed),
             least_samples=max(self._owner.least_samples, 1),
         )
         table = facts.table

@@ -1,5 +1,6 @@
 """Candidates on a twin: which there are, which is best, and the file of the best."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,13 @@ def test_without_training_what_gets_through_most_is_first(twin: Twin) -> None:
     assert predicted is not None
     assert predicted.samples_a_second == pytest.approx(1280 / 6.9, rel=0.01)
     assert predicted.round_s.mean == pytest.approx(6.9, rel=0.01)
+
+
+def test_a_round_that_is_longer_than_the_run_is_predicted_too(twin: Twin) -> None:
+    """As above: the run ends after 4 s, before FedAvg's first round does."""
+    predicted = replace(twin, horizon_s=4.0, rounds=1).predict(StrategyConfig.load("fedavg"))
+    assert predicted.round_s.mean == pytest.approx(6.9, rel=0.01)
+    assert predicted.samples_a_second == pytest.approx(1280 / 6.9, rel=0.01)
 
 
 class Toy:

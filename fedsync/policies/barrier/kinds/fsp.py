@@ -28,6 +28,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.orders import UpdateMeta, mean_loss
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
@@ -239,10 +240,14 @@ class Fsp(BarrierPolicy[FspState]):
         left_out = set(refused)
         commit = tuple(update_id for update_id in view.pending if update_id not in left_out)
         costs = [state.overheads[meta.silo].seconds for meta in fit if meta.silo in state.overheads]
+        loss = mean_loss(fit)
+        if loss is None and self.needs_losses:
+            remedy = "Have training report its loss, as by work.log(loss=loss), or write interval: {kind: fixed}"
+            raise ConfigError("barrier.interval", "goes by the loss of each round, which no silo reports", remedy)
         seen = IntervalRound(
             seconds=max(view.now_s - round.begin_s, 1e-9),
             cost_s=sum(costs) / len(costs) if costs else 0.0,
-            loss=mean_loss(fit) or 0.0,  # only intervals that ignore losses are allowed with sealed metrics
+            loss=loss or 0.0,
         )
         after = replace(state, round=None, interval=self.interval.observe(state.interval, seen))
         folded = len(commit) - len(fit)

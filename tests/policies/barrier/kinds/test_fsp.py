@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.views import SiloView, Verdict
+from fedsync.extras.intervals.climbing import ClimbingInterval
 from fedsync.policies.barrier.intervals import Attempt, FixedInterval, IntervalRound
 from fedsync.policies.barrier.kinds.fsp import Fsp, FspRound, FspState, Late, Overhead, WaitFor
 from fedsync.policies.barrier.kinds.sampled import Sampling
@@ -192,6 +194,14 @@ def test_the_interval_policy_is_told_of_the_updates_that_began_with_the_round() 
     assert len(verdict.commit) == 3
     (seen,) = state.interval
     assert (seen.seconds, seen.cost_s, seen.loss) == (2.5, pytest.approx(0.2), 3.25)
+
+
+def test_an_interval_that_goes_by_losses_is_refused_where_no_silo_reports_one() -> None:
+    seen = view(dict.fromkeys("ab", known()), meta("a", base=1, loss=None), now_s=12.0, version=1)
+    state = replace(in_work("ab"), interval=ClimbingInterval().init())
+    with pytest.raises(ConfigError, match=r"barrier.interval: goes by the loss of each round, which no silo reports"):
+        Fsp(ClimbingInterval()).decide(state, seen)
+    assert fsp().decide(in_work("ab"), seen)[1].commit, "a fixed interval needs none"
 
 
 # Waiting for a few.
