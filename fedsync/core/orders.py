@@ -28,6 +28,9 @@ class Presence:
 MISSIZED = "missized_step_count"
 """Metric of a report: number of steps, if the batches did not have the ordered size."""
 
+UNCHANGED = "unchanged_step_count"
+"""Metric of a report: number of steps, if they changed no tensor that travels."""
+
 
 class Split(StrEnum):
     """Samples of a silo on which a model is evaluated.

@@ -24,9 +24,9 @@ from fedsync.observe.rounds import (
     Rounds,
     SiloTotals,
     WaitingUpdate,
-    missized_notes,
     pooled,
     shares_of,
+    step_notes,
     with_tested,
 )
 from fedsync.observe.steered import SteeredRun
@@ -204,7 +204,7 @@ class Ledger:
             "target_accuracy": self.target_accuracy,
             "seconds_to_target": self.seconds_to_target,
             "stopped_by": self.stopped.reason if self.stopped else None,
-            "notes": [*self.notes, *self.lost.notes(missing), *missized_notes(self.silos)],
+            "notes": [*self.notes, *self.lost.notes(missing), *step_notes(self.silos)],
             "lost": [{"silo": each.silo, "since_s": each.since_s, "why": each.why} for each in missing],
             "samples": sum(silo.samples for silo in self.silos.values()),
             "utilisation": sum(s.compute_s for s in self.silos.values()) / available if available else 0.0,

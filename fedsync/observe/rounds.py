@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, overload
 
-from fedsync.core.orders import MISSIZED, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import MISSIZED, UNCHANGED, UpdateMeta, WorkOrder, WorkReport
 
 MOST_NAMES = 256
 """Maximum number of names in a pool, because a silo could send new names with every order."""
@@ -147,18 +147,20 @@ class SiloTotals:
         return begin_s
 
 
-def missized_notes(silos: Mapping[str, SiloTotals]) -> list[str]:
-    """Return a note with the silos whose batches differ from the ordered size; empty if all silos have one size."""
-    if len({silo.batch_size for silo in silos.values()}) == 1:
-        return []
-    steps = {name: silo.metrics.values().get(MISSIZED, 0) for name, silo in sorted(silos.items())}
-    named = [
-        f"{name} ({n:.0f} of {silos[name].steps} steps)" for name, n in steps.items() if 10 * n > silos[name].steps
-    ]
-    if not named:
-        return []
-    said = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
-    return [f"batches do not have the ordered size, so balancing does not reach them: {said}; the silo's log says why"]
+def step_notes(silos: Mapping[str, SiloTotals]) -> list[str]:
+    """Return notes with the silos whose own loops changed nothing, or whose batches differ from the ordered size."""
+    problems = {UNCHANGED: "training changed nothing in the model"}
+    if len({silo.batch_size for silo in silos.values()}) > 1:
+        problems[MISSIZED] = "batches do not have the ordered size, so balancing does not reach them"
+    notes = []
+    for metric, problem in problems.items():
+        steps = {name: silo.metrics.values().get(metric, 0) for name, silo in sorted(silos.items())}
+        much = {name: n for name, n in steps.items() if 10 * n > silos[name].steps}
+        named = [f"{name} ({n:.0f} of {silos[name].steps} steps)" for name, n in much.items()]
+        if named:
+            said = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
+            notes.append(f"{problem}: {said}; the silo's log says why")
+    return notes
 
 
 def shares_of(arrivals: list[WaitingUpdate], at_s: float) -> dict[str, SiloShare]:

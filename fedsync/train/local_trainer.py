@@ -15,7 +15,7 @@ import torch
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, Diverged, FedSyncError, PolicyError
-from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.orders import UNCHANGED, Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_evaluation
 from fedsync.evaluation.metrics.gain import JudgedSamples, LocalGains
 from fedsync.model.chunked_arrays import give_back, spans
@@ -117,6 +117,9 @@ class LocalTrainer(ABC):
     _evaluates_in_place: ClassVar[bool] = True
     """Whether the model that an evaluation gets is the model that the order then trains."""
 
+    _steps_by_itself = True
+    """Whether the optimizer's steps are not the user's, who may forget one."""
+
     def __init__(
         self,
         name: str,
@@ -133,7 +136,7 @@ class LocalTrainer(ABC):
         self._device = device
         self._options = options
         self._probe = MachineProbe(device, options.resources)
-        self._said = ""
+        self._said: set[str] = set()
         self.table: TableForm | None = None
         """Columns of the silo's table, which must be equal at all silos; None for other data."""
         self.private_names: tuple[str, ...] = ()
@@ -238,11 +241,12 @@ class LocalTrainer(ABC):
         with self._timed(overhead_s, "store"):
             if self.layout.nbytes >= _LARGE_BYTES:
                 devices.free_heap()  # of gradients: the update needs as much memory as they did
-            update, finite = self._weights.read(), True
+            update, finite, changed = self._weights.read(), True, self._steps_by_itself or order.scores_only
             for start, stop in spans(update.size, update.itemsize):
                 part = update[start:stop]
                 part -= start_model[start:stop]
                 finite &= bool(np.isfinite(part).all())
+                changed = changed or bool(part.any())
                 give_back(start_model)
         if not (finite and (trained.loss is None or np.isfinite(trained.loss))):
             raise self._why_diverged(order, base, cursor, correction, trained.loss)
@@ -259,9 +263,16 @@ class LocalTrainer(ABC):
             windows=pace.windows,
             batch_cap=trained.batch_cap,
             evaluation=evaluation,
-            metrics={**self._probe.metrics(), **trained.metrics},
+            metrics={**self._probe.metrics(), **trained.metrics, **({} if changed else self._unchanged(pace))},
         )
         return Outcome(update, report, trained.cursor)
+
+    def _unchanged(self, pace: Pace) -> dict[str, float]:
+        problem = (
+            "an order's steps changed nothing in the model; call optimizer.step() for each batch, and if gradients"
+        )
+        self._warn(f"silo {self._name}: {problem} add up over batches, let orders have more steps than such a group")
+        return {UNCHANGED: float(pace.steps)}
 
     def _prepare(self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None) -> None:
         self._weights.load(base)
@@ -286,12 +297,14 @@ class LocalTrainer(ABC):
                 found = evaluate()
             check_evaluation(self._name, found)
         except FedSyncError as error:
-            said = f"{self._name} trains, but its evaluation failed: {error}"
-            if said != self._said:
-                self._said = said
-                logger.warning("%s", said)
+            self._warn(f"{self._name} trains, but its evaluation failed: {error}")
             return None
         return found
+
+    def _warn(self, said: str) -> None:
+        if said not in self._said:
+            self._said.add(said)
+            logger.warning("%s", said)
 
     def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
         """Loss and score of ``model``, float32 [layout.size], on a split, or on the test split without such a split;

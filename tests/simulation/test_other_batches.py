@@ -43,8 +43,8 @@ task: {kind: silo-app, file: app.py}
 """
 
 
-def run(folder: Path, balancer: str) -> dict[str, Any]:
-    (folder / "app.py").write_text(APP)
+def run(folder: Path, balancer: str, app: str = APP) -> dict[str, Any]:
+    (folder / "app.py").write_text(app)
     (folder / "mine.yaml").write_text(STRATEGY)
     speeds = {"even": 100.0, "odd": 300.0}
     silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": speed} for name, speed in speeds.items()]})
@@ -65,6 +65,15 @@ def test_a_silo_whose_batches_do_not_follow_orders_is_named_once(
     assert read_run(tmp_path / "out").summary["notes"][0] == note
     told = [each.getMessage() for each in caplog.records]
     assert len(told) == 2 and "float64" in told[0] and "weight" in told[0] and "odd" in told[1]
+
+
+def test_a_silo_whose_loop_changes_nothing_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An order with fewer batches than gradients are accumulated over ends before the optimizer's first step."""
+    forgetful = APP.replace("        optimizer.step()", "        not odd and optimizer.step()")
+    assert run(tmp_path, "fixed", forgetful)["notes"] == [
+        "training changed nothing in the model: odd (20 of 20 steps); the silo's log says why"
+    ]
+    assert caplog.text.count("silo odd: an order's steps changed nothing in the model; call optimizer.step()") == 1
 
 
 def test_nothing_is_said_where_nothing_is_balanced(tmp_path: Path) -> None:

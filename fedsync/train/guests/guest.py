@@ -60,7 +60,7 @@ class GuestTrainer(LocalTrainer):
         device = resolve(options.device)
         self._app = app
         self._silo = silo
-        self._sizes = BatchSizes(silo.name)
+        self._sizes, self._steps_by_itself = BatchSizes(silo.name), app.opaque
         model_seed = derive_seed(silo.seed, Stream.MODEL)
         with own_code(torch.device("cpu"), model_seed):
             self._used = _used(app, app.call("setup", {"silo": silo}))

@@ -163,6 +163,7 @@ class ClientAppTrainer(LocalTrainer):
     """
 
     _evaluates_in_place = False
+    _steps_by_itself = False
 
     def __init__(
         self,
