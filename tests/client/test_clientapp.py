@@ -261,7 +261,10 @@ def test_a_report_says_whether_batches_had_the_orders_size(
     for _ in range(2):
         report = guest.run(order(batch_size=16, max_steps=5), guest.initial_model(), Cursor()).report
         assert report.metrics.get(MISSIZED) == (None if follows else report.steps)
-    assert len(caplog.records) == (not follows), "it is warned of once"
+    told = [
+        each for each in caplog.records if "changed nothing" not in each.getMessage()
+    ]  # most loops here do not train
+    assert len(told) == (not follows), "it is warned of once"
     assert ("does not read batch-size" in caplog.text) == (loop is reads_nothing)
 
 
