@@ -150,6 +150,29 @@ def test_a_private_order_leaves_the_model_as_an_evaluation_needs_it() -> None:
     assert not any(each._forward_hooks or each._backward_hooks for each in trainer._model.modules())
 
 
+class Around(nn.Module):
+    """Wrapper that has the attributes of its inner module, as PEFT's for modules that it saves whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = line()[0]  # type: ignore[index]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, points: Tensor) -> Any:
+        return self.inner(points)
+
+
+def test_a_wrapper_of_a_layer_is_private_as_the_layer() -> None:
+    assert update_of(trainer_of(private, Around), settings(), 4).update == pytest.approx(
+        -CLIPPED.sum(axis=0) / 4, abs=1e-6
+    )
+
+
 def nothing(*_: Any) -> None:
     """Cheat in no way."""
 

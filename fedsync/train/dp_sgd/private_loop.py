@@ -36,7 +36,7 @@ from fedsync.train.dp_sgd.private_step import (
 T = TypeVar("T")
 _CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
-_HELD = ("grad_sample", "summed_grad")
+_HELD = {"grad_sample", "summed_grad"}
 """Attributes of parameters in which Opacus holds gradients of a step."""
 
 
@@ -168,16 +168,12 @@ class PrivateLoop:
     def _forget(self) -> None:
         """Drop all gradients of single rows, also of passes that no step followed."""
         for parameter in self._model.parameters():
-            for name in _HELD:
-                if hasattr(parameter, name):
-                    setattr(parameter, name, None)
-            if hasattr(parameter, "_current_grad_sample"):
-                del parameter._current_grad_sample
+            vars(parameter).update(dict.fromkeys(_HELD & vars(parameter).keys()))
+            vars(parameter).pop("_current_grad_sample", None)
             parameter._forward_counter = 0  # type: ignore[attr-defined]
         for module in self._model.modules():
             for name in ("activations", "max_batch_len"):
-                if hasattr(module, name):
-                    delattr(module, name)
+                vars(module).pop(name, None)  # not `delattr`: a wrapper may have its inner module's by `__getattr__`
 
     def _refuse(self, problem: str, remedy: str) -> NoReturn:
         """Raise, and again at the end if the loop catches it."""
