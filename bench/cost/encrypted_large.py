@@ -196,7 +196,7 @@ def _begin_silo(name: str, plan: EncryptionPlan, keys: EmulatedKeys, folder: Pat
     if not _silos:
         _initial.append(update_of(0, plan.layout.size))
     _silos[name] = EncryptedReplica(
-        plan, ring, open_suite(plan.kind, ring.group), 100, lambda: _initial[0], lambda: (_initial[0], 5, 40),
+        plan, ring, open_suite(plan.kind, ring.group), 100, lambda: _initial[0], lambda: (_initial[0], 5, 40, None),
         folder / f"{name}.copy",
     )  # fmt: skip
     return _silos[name].greeting()

@@ -64,7 +64,7 @@ class Whole:
         ring = self._rings[name]
         likely = np.full(SIZE, 0.1, dtype=np.float32)
         return EncryptedReplica(
-            self._plan, ring, open_suite("bfv", ring.group), 10, lambda: self._start, lambda: (likely, 5, 40)
+            self._plan, ring, open_suite("bfv", ring.group), 10, lambda: self._start, lambda: (likely, 5, 40, None)
         )
 
     @staticmethod

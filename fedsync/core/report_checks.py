@@ -100,7 +100,7 @@ def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[st
         return "samples", f"{report.samples} samples in steps that hold {most}"
     if meta.steps != report.steps or meta.samples != report.samples:
         return "meta", "report and update disagree"
-    if not (report.precision is None or 1 <= report.precision <= MAX_EXAMPLES) or meta.precision != report.precision:
+    if not (report.precision is None or 1 <= report.precision <= MAX_COUNT) or meta.precision != report.precision:
         return "precision", f"{report.precision}"
     if not (1 <= meta.examples <= MAX_EXAMPLES and meta.nbytes >= 0):
         return "meta", f"{meta.examples} examples, {meta.nbytes} bytes"

@@ -11,8 +11,8 @@ import numpy as np
 
 Share = Literal["silo", "examples", "samples", "precision"]
 
-PRECISION_UNIT = 64
-"""Weight by precision of a sample whose gradients have no noise."""
+PRECISION_UNIT = 2**20
+"""Weight by precision of a sample whose gradients have no noise; large, as noise on many values leaves little of it."""
 
 
 @dataclass(frozen=True, slots=True)

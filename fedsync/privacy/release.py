@@ -43,7 +43,7 @@ class PrivateSettings:
         return min(1.0, batch_size / self.units)
 
     def precision(self, batch_size: int, values: int) -> int:
-        """Weight of an update by its precision: 64 times the units, times the share of its variance that is no noise.
+        """Weight of an update by its precision: 2^20 times the units, times the share of its variance that is no noise.
 
         A mean of B gradients of norm C at most has a variance of up to C^2 / B, and noise on d = ``values`` trained
         values adds d (z C / B)^2. The share therefore is 1 / (1 + d z^2 / B): without noise, an update weighs by its

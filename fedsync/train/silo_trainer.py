@@ -118,16 +118,16 @@ _LARGEST = np.float32(2.0**24)
 
 
 def likely_update(
-    trainer: SiloTrainer, begins: Callable[[WorkOrder], None], batch_size: int, steps: int, rate: float, seed: int
-) -> tuple[Vector, int, int]:
+    trainer: SiloTrainer, begins: Callable[[WorkOrder], int | None], batch_size: int, steps: int, rate: float, seed: int
+) -> tuple[Vector, int, int, int | None]:
     """Estimate a first update: do a few steps and scale the result up to all steps of an order. ``begins`` is called
-    before them; ``rate`` is the learning rate.
+    before them, and returns the weight by precision; ``rate`` is the learning rate.
 
     Steps partly cancel each other, so the estimate is rather too large than too small. If the steps diverge, it is the
     upper bound: the person who chose the learning rate must not learn about the data from the greeting. Returns the
-    update, float32 [layout.size], ``steps``, and the number of samples in these steps.
+    update, float32 [layout.size], ``steps``, the number of samples in these steps, and that weight.
     """
-    count = min(steps, ESTIMATED)
+    count, precision = min(steps, ESTIMATED), None
     order = WorkOrder(
         update_id="",
         base_version=0,
@@ -140,7 +140,7 @@ def likely_update(
     )
     try:
         first = trainer.initial_model()  # if it fails, no row was read, and nothing is spent
-        begins(order)
+        precision = begins(order)
         update = trainer.run(order, first, Cursor()).update
     except UserCodeError:
         # The first real order will fail in the same way and report the error.
@@ -149,7 +149,7 @@ def likely_update(
         update = np.full(trainer.facts.layout.size, _LARGEST)
     np.clip(update, -_LARGEST, _LARGEST, out=update)
     update *= np.float32(steps / count)
-    return update, steps, steps * order.batch_size
+    return update, steps, steps * order.batch_size, precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,9 @@ class Federation:
             **options,
         )
 
-    def _estimate(self, name: str) -> tuple[Vector, int, int]:
+    def _estimate(self, name: str) -> tuple[Vector, int, int, None]:
         self.measured.append(name)
-        return np.full(self.first.size, 0.05, dtype=np.float32), 5, 40
+        return np.full(self.first.size, 0.05, dtype=np.float32), 5, 40, None
 
     def begin(self, name: str, version: int) -> Vector:
         """Send an order's package; returns the model that the silo then has."""

@@ -10,7 +10,7 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.core.orders import Evaluation, PooledFigures, Score
-from fedsync.core.silo_weight import Weighting, progress
+from fedsync.core.silo_weight import PRECISION_UNIT, Weighting, progress
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
@@ -40,7 +40,7 @@ def test_weights_by_precision_are_what_silos_report(tmp_path: Path) -> None:
     federation = Federation(plan(by="precision"), tmp_path, THREE)
     updates = [change(seed) for seed in range(3)]
     ids = []
-    for name, update, precision in zip("abc", updates, (6400, 640, None), strict=True):
+    for name, update, precision in zip("abc", updates, (100 * PRECISION_UNIT, 10 * PRECISION_UNIT, None), strict=True):
         federation.begin(name, 0)
         update_id = f"{name}/1"
         told = replace(report(0), precision=precision)
@@ -48,7 +48,7 @@ def test_weights_by_precision_are_what_silos_report(tmp_path: Path) -> None:
         federation.aggregator.holds(name, 0)
         ids.append(update_id)
     federation.commit(1, ids)
-    wanted = (6400 * updates[0] + 640 * updates[1] + 64 * 600 * updates[2]) / (6400 + 640 + 64 * 600)
+    wanted = (100 * updates[0] + 10 * updates[1] + 600 * updates[2]) / 710
     close(federation.begin("a", 1), INITIAL + wanted)
 
 

@@ -150,6 +150,29 @@ def test_a_private_order_leaves_the_model_as_an_evaluation_needs_it() -> None:
     assert not any(each._forward_hooks or each._backward_hooks for each in trainer._model.modules())
 
 
+class Around(nn.Module):
+    """Wrapper that has the attributes of its inner module, as PEFT's for modules that it saves whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = line()[0]  # type: ignore[index]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, points: Tensor) -> Any:
+        return self.inner(points)
+
+
+def test_a_wrapper_of_a_layer_is_private_as_the_layer() -> None:
+    assert update_of(trainer_of(private, Around), settings(), 4).update == pytest.approx(
+        -CLIPPED.sum(axis=0) / 4, abs=1e-6
+    )
+
+
 def nothing(*_: Any) -> None:
     """Cheat in no way."""
 
@@ -209,7 +232,11 @@ def less_clipping(work: Any, model: Any, plain: Any, optimizer: Any, batch: Any,
     optimizer.max_grad_norm = 1e9
 
 
-CHANGED, OWN_BATCH, OTHER_ROWS = "changed by something other", r"step \d comes after \d batches", "gradients of"
+CHANGED, OWN_BATCH, OTHER_ROWS = (
+    "changed by something other",
+    r"step \d comes after \d batches",
+    r"gradients of \d rows",
+)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +251,7 @@ CHANGED, OWN_BATCH, OTHER_ROWS = "changed by something other", r"step \d comes a
         (at("step", step_again), OWN_BATCH),
         (at("end", step_again), OWN_BATCH),
         (at("backward", own_rows), OTHER_ROWS),
-        (at("backward", twice_backward), OTHER_ROWS),
+        (at("backward", twice_backward), r"gradients of (\d) \+ \1 rows, and its batch has \1"),
     ],
 )
 def test_what_no_private_step_did_is_refused(cheat: Callable[..., None], said: str) -> None:
@@ -232,6 +259,21 @@ def test_what_no_private_step_did_is_refused(cheat: Callable[..., None], said: s
     with pytest.raises(ConfigError, match=said) as error:
         update_of(trainer, settings(seeded=True), batch_size=3, steps=2)
     assert str(error.value).startswith("privacy:")
+
+
+def test_gradients_that_a_scaler_made_larger_are_not_clipped_so() -> None:
+    """All rows would have a gradient of the length of the clip."""
+
+    def scaling(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        scaler = torch.amp.GradScaler("cpu")
+        _, optimizer, loader = work.private(model, torch.optim.SGD(model.parameters(), lr=1.0), work.loader(train))
+        for batch in loader:
+            scaler.scale(half_squares(model, batch)).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+
+    with pytest.raises(ConfigError, match="a GradScaler enlarges gradients before they are clipped"):
+        trainer_of(scaling).make_private(settings(None))
 
 
 def test_the_optimizer_clips_as_the_settings_say() -> None:

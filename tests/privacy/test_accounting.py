@@ -114,6 +114,13 @@ def test_the_noise_of_a_plan_costs_the_target_and_hardly_less(rounds: int, batch
     assert cost(noise) <= 1.0 < cost(0.995 * noise)
 
 
+def test_weights_by_precision_of_a_large_model_keep_their_ratio() -> None:
+    """Noise on a million values leaves a weight of less than one row in a thousand."""
+    silos = [PrivateSettings(1.0, noise, units) for noise, units in ((1.0, 200), (2.0, 400), (4.0, 800))]
+    weights = [each.precision(64, 10**6) for each in silos]
+    assert [weights[0] / each for each in weights] == pytest.approx([1, 2, 4], rel=0.02)
+
+
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0, 3.3, 6.0])
 def test_noise_is_found_in_few_compositions_however_fast_epsilon_falls(
     power: float, monkeypatch: pytest.MonkeyPatch

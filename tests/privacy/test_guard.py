@@ -23,6 +23,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.survey import survey_of
 from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.core.silo_weight import PRECISION_UNIT
 from fedsync.model.transfer import Payload
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.accounting import epsilon
@@ -204,7 +205,7 @@ def test_an_update_weighs_by_its_rows_and_the_noise_in_it(folder: Path) -> None:
     weighed = strategy(folder, PRIVATE).model_copy(update={"aggregation": FedAvg(weight="precision")})
     subject = begun(weighed, owner(folder))
     done = subject.train(ORDER, subject.initial_model())
-    assert done.report.precision == round(64 * TRAIN / (1 + subject.layout.size * 1.0**2 / BATCH))
+    assert done.report.precision == round(PRECISION_UNIT * TRAIN / (1 + subject.layout.size * 1.0**2 / BATCH))
     assert session(folder).train(ORDER, subject.initial_model()).report.precision is None
 
 

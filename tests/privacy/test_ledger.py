@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedsync.common.errors import BudgetSpent, ConfigError
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
+from fedsync.silo.owner import privacy_ledger
 from fedsync.silo.owner.audit import AuditLog
 from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace, file_name, sealed_line
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, last_entry
@@ -196,6 +198,25 @@ def test_an_older_ledger_is_noticed_by_the_audit_log(folder: Path) -> None:
     path(folder).unlink()
     with pytest.raises(ConfigError, match="this is an older ledger"):
         audited(folder)
+
+
+def test_an_entry_of_another_run_at_the_same_time_makes_no_ledger_an_older_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run has to wait until this ledger is compared with the audit log."""
+    other = audited(folder)
+    other.enter("run", "a/1", {STEP: 5})
+    entering = threading.Thread(target=other.enter, args=("run", "a/2", {STEP: 5}))
+
+    def slowly(audit: Path, name: str) -> tuple[int, str]:
+        entering.start()
+        entering.join(0.3)
+        return last_entry(audit, name)
+
+    monkeypatch.setattr(privacy_ledger, "last_entry", slowly)
+    assert audited(folder).spent == {STEP: 5}
+    entering.join()
+    assert ledger(folder).spent == {STEP: 10}
 
 
 def test_a_line_of_the_audit_log_that_a_power_failure_cut_closes_no_budget(folder: Path) -> None:

@@ -67,7 +67,7 @@ class EncryptedReplica:
     Args:
         plan: the silo's own plan, not the server's claim.
         examples: training samples that the silo holds.
-        measure: makes an update like that of an order, float32 [layout.size]; returns it, its steps and samples.
+        measure: makes an update like that of an order, float32 [layout.size]; returns it, steps, samples, precision.
         file: file of the state; updates are sealed in its folder. None keeps everything in memory.
         pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.
@@ -83,7 +83,7 @@ class EncryptedReplica:
         sealer: Sealer,
         examples: int,
         initial: Callable[[], Vector],
-        measure: Callable[[], tuple[Vector, int, int]],
+        measure: Callable[[], tuple[Vector, int, int, int | None]],
         file: Path | None = None,
         run: str = "",
         pipeline: Pipeline | None = None,
@@ -172,8 +172,8 @@ class EncryptedReplica:
     def greeting(self) -> Payload:
         # Measured once, because that may spend privacy; a silo that holds a model has voted before.
         if self._votes is None and self._plan.noise is None and self.holds < 0:
-            update, steps, samples = self._measure()
-            self._votes = self._needed(self._divided(update, steps)[0], self._factor(steps, samples))
+            update, steps, samples, precision = self._measure()
+            self._votes = self._needed(self._divided(update, steps)[0], self._factor(steps, samples, precision))
         votes = self._plan.first_exponents if self._votes is None else self._votes
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)

@@ -76,11 +76,11 @@ def told(sums: SurveySums, least: int, ranges: Mapping[str, Sequence[float]], bi
                 entry |= {"edges": [published(edge) for edge in edges[name].tolist()], "counts": counts}
         columns.append(entry)
     columns += [_entry(name, "text", (known,), sums.rows - known, sums, least)[0] for name, known in sums.texts.items()]
-    rows = _hidden((sums.rows,), least)[0] if sums.rows < least else sums.rows
+    rows = hide_small((sums.rows,), least)[0] if sums.rows < least else sums.rows
     return {
         "silos": sums.silos,
         "rows": rows,
-        "classes": _hidden(sums.classes, least),
+        "classes": hide_small(sums.classes, least),
         "least": least,
         "columns": columns,
     }
@@ -93,9 +93,9 @@ def _entry(
     name: str, kind: str, cells: Sequence[int], missing: int, sums: SurveySums, least: int
 ) -> tuple[dict[str, Any], list[_Told]]:
     if sum(cells) + missing == sums.rows:
-        *counts, gaps = _hidden((*cells, missing), least)
+        *counts, gaps = hide_small((*cells, missing), least)
     else:  # a silo joined or left between the rounds, so the bins cover other rows
-        counts, (_, gaps) = _hidden(cells, least), _hidden((sums.rows - missing, missing), least)
+        counts, (_, gaps) = hide_small(cells, least), hide_small((sums.rows - missing, missing), least)
     known = sums.rows - gaps if isinstance(gaps, int) else None
     if isinstance(known, int) and 0 < known < least:
         known = None
@@ -106,7 +106,7 @@ def _spread(column: NumberSums) -> float:
     return 0.0 if column.known * column.squares == column.total**2 else scale_of(column).deviation
 
 
-def _hidden(counts: Sequence[int], least: int) -> list[_Told]:
+def hide_small(counts: Sequence[int], least: int) -> list[_Told]:
     """Hide small counts of a list with a known sum, and the counts from which a small count would follow.
 
     For k small counts and m other counts hidden with them, the sum H is known. Each of the k may be anything from 1 to

@@ -166,7 +166,7 @@ class _Books:
             "seed": settings.get("seed"),
             "sealed_share": known.get("sealed_share"),
         }
-        sealed = (settings.get("cipher") or {}).get("metrics") == "sealed"
+        sealed = ((cipher := settings.get("cipher") or {}).get("inner") or cipher).get("metrics") == "sealed"
         silos = tuple(sorted(ledger.silos, key=natural))
         books = ledger.summary()
         if settings.get("evaluation", {}).get("metrics", ()) is None:

@@ -44,7 +44,8 @@ def survival(
 def _tables(found: dict[str, Any]) -> list[Table]:
     tables = []
     for curve in found["curves"]:
-        title = f"Survival, {curve['group']}: {curve['persons']} persons of {found['silos']} silos"
+        many = "" if curve["persons"] is None else f"{curve['persons']} "
+        title = f"Survival, {curve['group']}: {many}persons of {found['silos']} silos"
         table = new_table(title, "time", "survival", "95 % interval", "left")
         lines = zip(*(curve[name] for name in ("times", "survival", "low", "high", "left")), strict=True)
         for time, share, low, high, left in lines:
@@ -52,9 +53,8 @@ def _tables(found: dict[str, Any]) -> list[Table]:
         tables.append(table)
     if "log_rank" in found:
         test = found["log_rank"]
-        table = new_table("Log-rank test of the groups", "chi-squared", "degrees", "p")
+        tables.append(table := new_table("Log-rank test of the groups", "chi-squared", "degrees", "p"))
         table.add_row(f"{test['statistic']:.4f}", str(test["degrees"]), f"{test['p']:.3g}")
-        tables.append(table)
     elif "no_log_rank" in found:
         tables.append(table := new_table("Log-rank test of the groups", "none, because"))
         table.add_row(found["no_log_rank"])

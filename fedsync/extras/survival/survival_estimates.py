@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.common.errors import ConfigError
+from fedsync.evaluation.survey.findings import hide_small
 from fedsync.extras.survival.survival_sums import (
     MOST_RISK,
     Cells,
@@ -210,9 +211,10 @@ def told(form: SurvivalForm, sums: SurvivalSums) -> dict[str, Any]:
 
     Raises `ConfigError` as `cox_fit`.
     """
-    shown = {"all": sums.counts.sum(axis=0), **dict(zip(form.groups, sums.counts, strict=False))}
-    at = _far_apart(sums.counts, form.least)
-    curves = [{"group": name, **_lines(form, counts, at)} for name, counts in shown.items()]
+    at, whole = _far_apart(sums.counts, form.least), sums.counts.sum(axis=0)
+    sizes = [_count(int(whole.sum()), form.least), *hide_small(sums.counts.sum(axis=(1, 2)).tolist(), form.least)]
+    shown = zip(("all", *form.groups), (whole, *sums.counts), sizes, strict=False)
+    curves = [{"group": name, "persons": size, **_lines(form, counts, at)} for name, counts, size in shown]
     document: dict[str, Any] = {"silos": sums.silos, "least": form.least, "curves": curves}
     if form.groups and (why := _incomparable(form, sums.counts)):
         document["no_log_rank"] = why
@@ -244,8 +246,7 @@ def told(form: SurvivalForm, sums: SurvivalSums) -> dict[str, Any]:
 def _incomparable(form: SurvivalForm, counts: Counts) -> str:
     """Return why these groups have no log-rank test, and the remedy; "" if they have one. Empty groups do not count."""
     sizes = dict(zip(form.groups, counts.sum(axis=(1, 2)).tolist(), strict=True))
-    few = [name for name, size in sizes.items() if 0 < size < form.least]
-    if few:
+    if few := [name for name, size in sizes.items() if 0 < size < form.least]:
         return f"fewer than {form.least} persons are in {', '.join(few)}. Join groups, or add silos"
     return "" if sum(size > 0 for size in sizes.values()) > 1 else "only one group has persons. Correct the categories"
 
@@ -267,7 +268,6 @@ def _lines(form: SurvivalForm, counts: Counts, at: list[int]) -> dict[str, Any]:
     after = curve.at_risk - counts.sum(axis=1)
     columns = {"survival": curve.survival, "low": curve.low, "high": curve.high}
     return {
-        "persons": _count(int(counts.sum()), form.least),
         "times": [form.grid[time] for time in at],
         "left": [int(after[time]) for time in at],
         **{name: [_short(float(values[time]), 4) for time in at] for name, values in columns.items()},

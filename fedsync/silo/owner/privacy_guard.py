@@ -102,9 +102,10 @@ class PrivacyGuard(SessionExtension):
         """Facts with the public number of rows: it sets the scale on which the silo seals, which other silos learn."""
         return replace(facts, examples=self.settings.units)
 
-    def estimated(self, order: WorkOrder) -> None:
+    def estimated(self, order: WorkOrder) -> int | None:
         """Enter the silo's own order, from which the scale of updates is estimated; raises as `begins`."""
         self._enter("estimate", self._releases_of(order, order.max_steps))
+        return self._precision(order)
 
     def as_trained(self, order: WorkOrder) -> WorkOrder:
         """Return an order, without evaluation unless scores leave: even a failed evaluation discloses something."""
@@ -232,8 +233,10 @@ class PrivacyGuard(SessionExtension):
         if not self.public("speed"):
             samples = report.steps * order.batch_size
             report = WorkReport(report.base_version, report.steps, samples, float(report.steps), None)
-        precision = self.settings.precision(order.batch_size, self.weighed_values) if self.weighed_values else None
-        return replace(report, loss=loss, metrics={}, precision=precision)
+        return replace(report, loss=loss, metrics={}, precision=self._precision(order))
+
+    def _precision(self, order: WorkOrder) -> int | None:
+        return self.settings.precision(order.batch_size, self.weighed_values) if self.weighed_values else None
 
 
 def privacy_guard(

@@ -65,12 +65,10 @@ class PrivacyLedger:
     _size: int = 0
 
     def load(self) -> PrivacyLedger:
-        """Read the ledger; raise `ConfigError` if it is damaged, older than the audit log, or of another unit."""
-        if self.file is not None and self.file.parent.exists():  # reading creates no folder
-            with self._alone():
-                self._read()
-        if self.file is not None and self.audit is not None:
-            n, digest = last_entry(self.audit, self.name)
+        """Read the ledger, make no folder; `ConfigError` if damaged, older than the audit log, or of another unit."""
+        with self._alone() if self.file is not None and self.file.parent.exists() else nullcontext():
+            self._read()
+            n, digest = (0, FIRST) if self.file is None or self.audit is None else last_entry(self.audit, self.name)
             if n > self._n or (n and digest != self._digests[n - 1]):
                 problem = f"entry {n}, which the audit log names, is missing: this is an older ledger"
                 raise ConfigError(str(self.file), problem, "Restore the newest ledger, so that nothing is spent twice")

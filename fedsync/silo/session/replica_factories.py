@@ -65,7 +65,7 @@ def encrypted_replica(
     identity: Identity,
     trainer: SiloTrainer,
     examples: int,
-    estimated: Callable[[WorkOrder], None],
+    estimated: Callable[[WorkOrder], int | None],
     ring: Ring,
     folder: Path | None,
     first_model: str | None,

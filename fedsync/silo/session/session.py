@@ -155,9 +155,8 @@ class SiloSession:
         if self.last is not None:
             self._go_on(self.last)
 
-    def _estimated(self, order: WorkOrder) -> None:
-        for each in self._extensions:
-            each.estimated(order)
+    def _estimated(self, order: WorkOrder) -> int | None:
+        return next(filter(None, [each.estimated(order) for each in self._extensions]), None)
 
     def _warn(self, held: int, spec: RunSpec) -> None:
         wanted = spec.local.batch_size

@@ -5,7 +5,7 @@ A session holds its run's extensions in a list and calls their hooks in the orde
 | when | hook | the extension can |
 |---|---|---|
 | the session begins | `known` | change the facts that others learn |
-| a first update is estimated, to choose the range of encrypted values | `estimated` | record it, or refuse it |
+| an update is estimated, for the range of encrypted values | `estimated` | refuse or record it; return its weight |
 | an order arrived | `allow` | change it, or refuse it by an error |
 | the order's model is here | `begins` | record that training begins, or refuse the order by an error |
 | the trainer is about to run | `as_trained`, `correction` | change order and gradients |
@@ -36,7 +36,7 @@ class SessionExtension:
     def known(self, facts: TrainerFacts) -> TrainerFacts:
         return facts
 
-    def estimated(self, order: WorkOrder) -> None: ...
+    def estimated(self, order: WorkOrder) -> int | None: ...
 
     def allow(self, order: WorkOrder) -> WorkOrder:
         return order

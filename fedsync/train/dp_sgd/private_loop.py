@@ -36,7 +36,7 @@ from fedsync.train.dp_sgd.private_step import (
 T = TypeVar("T")
 _CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
-_HELD = ("grad_sample", "summed_grad")
+_HELD = {"grad_sample", "summed_grad"}
 """Attributes of parameters in which Opacus holds gradients of a step."""
 
 
@@ -71,7 +71,7 @@ class PrivateLoop:
             self._refuse(f"the optimizer is a {type(optimizer).__name__}", "Give work.private one of torch.optim")
         own = {id(each) for each in self._model.parameters() if each.requires_grad}
         if any(id(each) not in own for group in optimizer.param_groups for each in group["params"]):
-            self._refuse("the optimizer has parameters that are not the model's", "Leave them out")
+            self._refuse("the optimizer has parameters that are not the model's, or are frozen", "Leave them out")
         if any(id(each) not in own for each in model.parameters() if each.requires_grad):
             problem = "the module around the model has parameters that are not the model's"
             self._refuse(problem, "Give silo.use the whole module, or freeze these parameters")
@@ -129,17 +129,19 @@ class PrivateLoop:
                 vars(parameter).pop("summed_grad", None)
 
     def _single(self, parameter: nn.Parameter) -> Tensor:
-        single: Any = gradients_of(parameter, max(self._rows, 1))
-        found = sum(map(len, single)) if isinstance(single, list) else len(single)
-        if isinstance(single, list) or found != max(self._rows, 1):
-            problem = f"a step has gradients of {found} rows, and its batch has {max(self._rows, 1)}"
-            remedy = "Train on whole batches of the private loader, rows in the first dimension, also of position_ids"
+        single: Any = gradients_of(parameter, wanted := max(self._rows, 1))
+        sizes = list(map(len, single)) if isinstance(single, list) else [len(single)]
+        if isinstance(single, list) or sizes != [wanted]:
+            problem = f"a step has gradients of {' + '.join(map(str, sizes))} rows, and its batch has {wanted}"
+            remedy = "Call backward once for each batch of the private loader, rows first, also of position_ids"
             self._refuse(problem, remedy)
         return torch.as_tensor(single)[: self._rows]
 
     def _gradients(self, optimizer: PrivateOptimizer) -> list[Tensor]:
         """Gradients of the batch's rows, [rows, ...] a parameter; raises `ConfigError` if no step is allowed now."""
         number = self._steps + 1
+        if getattr(optimizer, "grad_scale", None) is not None:
+            self._refuse("a GradScaler enlarges gradients before they are clipped", "Leave it out, or disable it")
         if self._handed != number:
             problem = f"step {number} comes after {self._handed} batches of the private loader"
             self._refuse(problem, "Do one step after each of its batches, and fetch no batch ahead")
@@ -168,16 +170,12 @@ class PrivateLoop:
     def _forget(self) -> None:
         """Drop all gradients of single rows, also of passes that no step followed."""
         for parameter in self._model.parameters():
-            for name in _HELD:
-                if hasattr(parameter, name):
-                    setattr(parameter, name, None)
-            if hasattr(parameter, "_current_grad_sample"):
-                del parameter._current_grad_sample
+            vars(parameter).update(dict.fromkeys(_HELD & vars(parameter).keys()))
+            vars(parameter).pop("_current_grad_sample", None)
             parameter._forward_counter = 0  # type: ignore[attr-defined]
         for module in self._model.modules():
             for name in ("activations", "max_batch_len"):
-                if hasattr(module, name):
-                    delattr(module, name)
+                vars(module).pop(name, None)  # not `delattr`: a wrapper may have its inner module's by `__getattr__`
 
     def _refuse(self, problem: str, remedy: str) -> NoReturn:
         """Raise, and again at the end if the loop catches it."""
@@ -187,6 +185,8 @@ class PrivateLoop:
 
 class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus leaves it untyped
     """Optimizer whose ``step`` is a private step of an order."""
+
+    _step_supports_amp_scaling = True  # so a GradScaler sets `grad_scale`, by which the loop refuses it
 
     def __init__(self, optimizer: Optimizer, loop: PrivateLoop, clip: float) -> None:
         super().__init__(optimizer, max_grad_norm=clip, **CLIPPING)

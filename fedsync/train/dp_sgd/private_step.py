@@ -221,7 +221,7 @@ def check_alone(together: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -
             near = _NEAR * float(own.norm()) + (_ROUNDING * norm if math.isfinite(norm) else 0.0)
             if not torch.allclose(found.to(own.dtype), own, rtol=_NEAR, atol=near):
                 problem = "the loss of a batch is not the mean of the losses of its rows, each by itself"
-                remedy = "Return the mean over rows, and compare no rows with each other"
+                remedy = "Return the mean over rows, compare no rows with each other, and use no autocast"
                 raise ConfigError("privacy, loss", problem, remedy)
 
 

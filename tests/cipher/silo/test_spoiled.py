@@ -305,7 +305,7 @@ def test_a_tensor_that_was_nothing_has_a_range_as_soon_as_it_is_something(tmp_pa
     """So are gradients behind weights that begin with zeros."""
     federation = Federation(plan("pad"), tmp_path, THREE)
     for silo in federation.silos.values():
-        silo._votes, silo._measure = None, lambda: (np.zeros(LAYOUT.size, dtype=np.float32), 5, 40)
+        silo._votes, silo._measure = None, lambda: (np.zeros(LAYOUT.size, dtype=np.float32), 5, 40, None)
         federation.aggregator.greet(silo._ring.own.name, -1, silo.greeting())
     for version in range(3):
         committed(federation, version, "abc")
@@ -330,7 +330,7 @@ def test_one_liar_does_not_choose_the_first_grid(tmp_path: Path) -> None:
     honest = federation.silos["a"]._state.scales.exponents
     lied = Federation(plan("pad"), tmp_path, THREE)
     liar = lied.silos["b"]
-    liar._votes, liar._measure = None, lambda: (np.full(LAYOUT.size, 1e6, dtype=np.float32), 5, 40)
+    liar._votes, liar._measure = None, lambda: (np.full(LAYOUT.size, 1e6, dtype=np.float32), 5, 40, None)
     lied.aggregator.greet("b", -1, liar.greeting())
     lied.begin("a", 0)
     assert lied.silos["a"]._state.scales.exponents == honest

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.evaluation.survey.findings import ColumnScale, _hidden, scale_of, scales_of, told
+from fedsync.evaluation.survey.findings import ColumnScale, hide_small, scale_of, scales_of, told
 from fedsync.evaluation.survey.table_sums import Columns, NumberSums, SurveyForm, SurveySums, first_vector, read_sums
 
 LEAST = 5
@@ -73,7 +73,7 @@ def test_no_count_that_is_too_small_follows_from_the_others() -> None:
     """All tables of four cells up to 12: each hidden one may be anything that is too small, as far as one can see."""
     seen = 0
     for counts in itertools.product((0, 1, 2, 4, 5, 6, 9, 12), repeat=4):
-        shown = _hidden(counts, LEAST)
+        shown = hide_small(counts, LEAST)
         assert all(one == count for one, count in zip(shown, counts, strict=True) if isinstance(one, int))
         assert not any(one == count and 0 < count < LEAST for one, count in zip(shown, counts, strict=True))
         tables = possible(shown, sum(counts))

@@ -163,24 +163,32 @@ def test_a_group_that_left_before_all_events_leaves_the_curves_without_a_test() 
 
 
 @pytest.mark.parametrize(
-    ("groups", "degrees", "problem"),
+    ("groups", "degrees", "problem", "persons"),
     [
-        ([0] * 30 + [1] * 30 + [3] * 30, 2, ""),
-        ([0] * 30 + [1] * 30 + [3] * 4, None, "fewer than 5 persons are in d. Join groups, or add silos"),
-        ([0] * 30, None, "only one group has persons. Correct the categories"),
+        ([0] * 30 + [1] * 30 + [3] * 30, 2, "", [90, 30, 30, 0, 30]),
+        (
+            [0] * 40 + [1] * 30 + [3] * 4,
+            None,
+            "fewer than 5 persons are in d. Join groups, or add silos",
+            [74, 40, None, 0, "<5"],
+        ),
+        ([0] * 30, None, "only one group has persons. Correct the categories", [30, 30, 0, 0, 0]),
     ],
 )
 def test_empty_groups_are_not_compared_and_small_groups_are_named(
-    groups: list[int], degrees: int | None, problem: str
+    groups: list[int], degrees: int | None, problem: str, persons: list[int | str | None]
 ) -> None:
+    """Of a small group, the number would follow from the numbers of all the others."""
     form = SurvivalForm(1, (1.0, 2.0, 3.0), ("a", "b", "c", "d"), (), 0, 5)
     rng, count = np.random.default_rng(0), len(groups)
     times, events = rng.integers(1, 4, count) * 1.0, rng.random(count) < 0.5
     rows = SurvivalRows(times, events, np.array(groups), np.empty((count, 0)))
     found = told(form, read(form, after(form, [rows], 1)))
     assert found.get("no_log_rank", "") == problem and found.get("log_rank", {}).get("degrees") == degrees
-    shown = StringIO()
-    Terminal(file=shown, width=120).print(_tables(found)[-1])
+    assert [curve["persons"] for curve in found["curves"]] == persons
+    shown, tables = StringIO(), _tables(found)
+    assert ("b: persons of 1 silos" in str(tables[2].title)) == (None in persons)
+    Terminal(file=shown, width=120).print(tables[-1])
     assert (problem or f"{found['log_rank']['p']:.3g}") in shown.getvalue()
 
 

@@ -69,15 +69,42 @@ def test_scores_with_noise_are_called_so_beside_the_scores(tmp_path: Path, noise
         assert (note in text) == (noise is not None)
 
 
-def test_a_card_of_a_sealed_run_tells_no_silo_s_size(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    cipher = {"kind": "bfv", "members": 3, "metrics": "sealed"}
-    change_header(tmp_path, lambda header: header["config"].update(cipher=cipher))
-    (tmp_path / "config.yaml").write_text(json.dumps({"cipher": cipher}))
-    card = model_card(read_run(tmp_path))
+SEALED = {"kind": "bfv", "members": 3, "metrics": "sealed"}
+
+
+def settled(folder: Path, **sections: object) -> str:
+    """The card of a run with these sections in its strategy."""
+    two_silos(folder)
+    change_header(folder, lambda header: header["config"].update(sections))
+    (folder / "config.yaml").write_text(json.dumps(sections))
+    return model_card(read_run(folder))
+
+
+@pytest.mark.parametrize("cipher", [SEALED, {"kind": "masked", "inner": SEALED}], ids=["bfv", "masked"])
+def test_a_card_of_a_sealed_run_tells_no_silo_s_size(cipher: dict[str, object], tmp_path: Path) -> None:
+    card = settled(tmp_path, cipher=cipher)
     assert "10,000" not in card
     assert "Losses, scores and numbers of samples of single silos were sealed from the server, too." in card
     assert "only if 3 updates at least" in card
+
+
+def test_a_card_says_that_the_barrier_set_the_least_number_of_updates(tmp_path: Path) -> None:
+    card = settled(tmp_path, cipher={**SEALED, "members": None})
+    assert "only if as many updates are in it as the barrier commits at least" in card and "None" not in card
+
+
+@pytest.mark.parametrize("cipher", [{"kind": "plain"}, {**SEALED, "metrics": "plain"}], ids=["clear", "sealed"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("dp-sgd", "trained by DP-SGD"), ("silo-noise", "clipped their updates and added noise to them")],
+)
+def test_a_card_says_which_noise_protects_what(
+    kind: str, words: str, cipher: dict[str, object], tmp_path: Path
+) -> None:
+    """Single silos' losses and scores did not go to the server as they were."""
+    card = settled(tmp_path, cipher=cipher, privacy={"kind": kind, "clip": 1.0, "noise_multiplier": 2.0})
+    assert f"- Silos {words} (clip 1, noise 2). Each silo's ledger has what was spent." in card
+    assert "losses" not in card.partition("## Privacy")[2].partition("## Results")[0]
 
 
 def test_a_card_shows_no_path_of_anybody_s_machine(tmp_path: Path) -> None:

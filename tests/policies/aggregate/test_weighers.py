@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedsync.core.orders import UpdateMeta
-from fedsync.core.silo_weight import Share, Weighting
+from fedsync.core.silo_weight import PRECISION_UNIT, Share, Weighting
 from fedsync.policies.aggregate.weighers import (
     Constant,
     Discount,
@@ -16,7 +16,7 @@ from fedsync.policies.aggregate.weighers import (
 
 METAS = [
     UpdateMeta("a/1", "a", base_version=2, steps=5, samples=160, examples=700, nbytes=40),
-    UpdateMeta("b/1", "b", base_version=0, steps=20, samples=480, examples=100, nbytes=40, precision=25 * 64),
+    UpdateMeta("b/1", "b", 0, steps=20, samples=480, examples=100, nbytes=40, precision=25 * PRECISION_UNIT),
 ]
 
 
