@@ -29,6 +29,9 @@ MOST_NOISE = 10_000.0
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)
 _NEAR = 0.01
 
+_MOST_RATES = 32
+"""Number of different releases that are composed exactly; each takes a fifth of a second."""
+
 
 def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind = "pld") -> float:
     """Return epsilon of ``releases``, each with its number of times; `ConfigError` if dp-accounting is not installed.
@@ -40,7 +43,21 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
         return 0.0
     if any(release.noise <= 0 for release, _ in counted):
         return inf
-    return _rdp_epsilon(counted, delta) if kind == "rdp" else _pld_epsilon(counted, delta)
+    return _rdp_epsilon(counted, delta) if kind == "rdp" else _pld_epsilon(_fewer(counted), delta)
+
+
+def _fewer(counted: tuple[tuple[Release, int], ...]) -> tuple[tuple[Release, int], ...]:
+    """Return at most about `_MOST_RATES` different releases that cost as much or more: sampling rates are rounded up,
+    by 1 % at most, or more if that is not enough. Batch sizes that follow speeds give each order another rate.
+    """
+    step, found = _NEAR, counted
+    while len(found) > _MOST_RATES and step < 1:
+        rounded = Counter[Release]()
+        for release, times in counted:
+            rate = min((1 + step) ** ceil(log(release.rate) / log(1 + step) - 1e-9), 1.0)
+            rounded[replace(release, rate=max(rate, release.rate))] += times
+        step, found = 1.4 * step, tuple(sorted(rounded.items()))
+    return found
 
 
 def fits(releases: Mapping[Release, int], most: float, delta: float, kind: AccountantKind = "pld") -> bool:

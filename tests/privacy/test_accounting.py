@@ -147,3 +147,13 @@ def test_a_plan_counts_each_step_and_each_evaluation() -> None:
     settings = PrivateSettings(1.0, 2.0, 40)
     assert PrivacyPlan(10, 3, 8, 5.0, 2, 2).releases(settings) == {Release(0.2, 2.0): 32, Release(1.0, 5.0): 12}
     assert PrivacyPlan(10, 3, 80).releases(settings) == {Release(1.0, 2.0): 30}
+
+
+def test_of_many_rates_a_few_are_composed_that_cost_at_least_as_much() -> None:
+    """Each composition takes a fifth of a second, and a balancer chose another batch size for each order."""
+    many = tuple((Release(float(rate), 1.1), 2) for rate in np.linspace(0.01, 0.05, 150))
+    few = accounting._fewer(many)
+    assert len(few) <= 32 and sum(times for _, times in few) == 300
+    highest = sorted(release.rate for release, times in few for _ in range(times // 2))
+    assert all(rate <= high <= 1.15 * rate for rate, high in zip(np.linspace(0.01, 0.05, 150), highest, strict=True))
+    assert accounting._fewer(many[:32]) == many[:32], "few rates stay exact"
