@@ -119,7 +119,7 @@ def run(
         if planned := planned_spending(config, cluster):
             console.print(plan_table(config, cluster, planned))
     default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"
-    mine = _claim(out, default, overwrite=overwrite, resume=resume is not None, model=config.initial_model or "")
+    mine = _claim(out, default, [config.initial_model], overwrite=overwrite, resume=resume is not None)
     folder = mine.path
     summary = _run(start, config, cluster, mine, target_accuracy, timing_only=timing_only)
     if (folder / STATISTICS).exists():
@@ -177,7 +177,8 @@ def compare(
             raise ConfigError("compare", problem, "Give each file a name of its own")
         _check(config, cluster, target_accuracy)
     planned = [f"{each.name}-{number}" for each in first_seeds for number in range(each.seed, each.seed + seeds)]
-    whole = _claim(out, Path("runs/compare"), overwrite=overwrite, runs=planned)
+    models = [each.initial_model for each in first_seeds]
+    whole = _claim(out, Path("runs/compare"), models, *planned, overwrite=overwrite)
     try:
         summaries: list[list[dict[str, Any]]] = []
         failed: dict[str, dict[int, str]] = {}
@@ -185,8 +186,7 @@ def compare(
             summaries.append([])
             for number in range(first.seed, first.seed + seeds):
                 config = StrategyConfig.load(name, [*(assignments or []), f"seed={number}"])
-                folder, model = whole.path / f"{config.name}-{number}", config.initial_model or ""
-                mine = _claim(folder, whole.path, overwrite=overwrite, model=model)
+                mine = _claim(whole.path / f"{config.name}-{number}", whole.path, (), overwrite=overwrite)
                 try:
                     summaries[-1].append(_run(start, config, cluster, mine, target_accuracy, timing_only=timing_only))
                 except FedSyncError as error:
@@ -247,11 +247,11 @@ def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
 
 
 def _claim(
-    out: Path | None, default: Path, *, overwrite: bool, resume: bool = False, runs: Sequence[str] = (), model: str = ""
+    out: Path | None, default: Path, models: Sequence[str | None], *runs: str, overwrite: bool, resume: bool = False
 ) -> Claim:
     output_may_be_lost()
     other = Existing.NUMBER if out is None else Existing.RESUME if resume else Existing.REFUSE
-    found = claim(out or default, Existing.OVERWRITE if overwrite else other, runs, model)
+    found = claim(out or default, Existing.OVERWRITE if overwrite else other, runs, models)
     if found.path not in (out, default):
         console.print(f"{default} has a run: this one goes to {found.path}")
     return found

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _grid = lru_cache(maxsize=256)(QuantizationGrid)
 
 CAP = 2**20
-"""Largest weight n_i where silos weigh by samples, and times 64 by precision. No silo's count is disclosed."""
+"""Largest weight n_i where silos weigh by samples; times `PRECISION_UNIT` by precision. No silo's count is told."""
 
 FIRST_EXPONENT = 0  # exponent of every tensor before silos have voted
 

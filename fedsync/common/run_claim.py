@@ -81,13 +81,17 @@ class Claim:
         self._held.close()
 
 
-def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str] = (), model: str = "") -> Claim:
+def claim(
+    folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str] = (), models: Sequence[str | None] = ()
+) -> Claim:
     """Claim a folder for a run; make it if necessary. ``runs`` are subfolders with the runs of a comparison. Raises
-    `ConfigError` if a run is in progress there, the folder is not free, or it has the run's initial ``model``.
+    `ConfigError` if a run is in progress there, the folder is not free, or one has one of the initial ``models``.
     """
-    if existing is Existing.OVERWRITE and model and Path(model).resolve() in [folder.resolve() / n for n in _FILES]:
-        remedy = "Copy the model to another folder first, or choose another folder for the run"
-        raise ConfigError(str(folder), f"a run here would remove {model}, with which it begins", remedy)
+    removed = {folder.resolve() / run / name for run in ("", *runs) for name in _FILES}
+    for model in map(Path, filter(None, models)):
+        if existing is Existing.OVERWRITE and not removed.isdisjoint((model.absolute(), model.resolve())):
+            remedy = "Copy the model to another folder first, or choose another folder for the run"
+            raise ConfigError(str(folder), f"a run here would remove {model}, with which it begins", remedy)
     if existing is not Existing.NUMBER:
         return _claim(folder, existing, runs)
     for path in itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))):
@@ -97,11 +101,11 @@ def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str
 
 
 @contextmanager
-def claimed(out: Path | Claim, existing: Existing = Existing.REFUSE, model: str = "") -> Iterator[Path]:
+def claimed(out: Path | Claim, existing: Existing = Existing.REFUSE, model: str | None = None) -> Iterator[Path]:
     if isinstance(out, Claim):
         yield out.path
         return
-    mine = claim(out, existing, model=model)
+    mine = claim(out, existing, models=[model])
     try:
         yield mine.path
     finally:

@@ -210,8 +210,7 @@ class FedSync(Shipped):
         self._refuse_overridden()
         config, timing = self._adjusted(num_rounds, timeout)
         config = self._configured(grid, config.told(train_config or {}, evaluate_config or {}))
-        model = config.initial_model or ""
-        with claimed(self.out, self._existing, model), way_to_silos(grid, self.out) as silos:
+        with claimed(self.out, self._existing, config.initial_model), way_to_silos(grid, self.out) as silos:
             result, final = self._driven(silos, config, timing, evaluate_fn, initial_arrays)[:2]
         if final is not None:
             result.arrays = final.arrays(initial_arrays)

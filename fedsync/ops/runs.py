@@ -120,7 +120,7 @@ def submit_run(
     folder = (out or state / RUNS / f"{strategy.name}-{stamp}").resolve()
     existing = Existing.NUMBER if out is None else Existing.OVERWRITE if overwrite else Existing.REFUSE
     with writing(folder):
-        mine = claim(folder, existing, model=strategy.initial_model or "")
+        mine = claim(folder, existing, models=[strategy.initial_model])
     folder = mine.path
     with _changing(folder):
         settings = prepare_run(

@@ -261,7 +261,8 @@ def test_what_no_private_step_did_is_refused(cheat: Callable[..., None], said: s
     assert str(error.value).startswith("privacy:")
 
 
-def test_gradients_that_a_scaler_made_larger_are_not_clipped_so() -> None:
+@pytest.mark.parametrize("unscales", [False, True])
+def test_gradients_that_a_scaler_made_larger_are_not_clipped_so(unscales: bool) -> None:
     """All rows would have a gradient of the length of the clip."""
 
     def scaling(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
@@ -269,6 +270,8 @@ def test_gradients_that_a_scaler_made_larger_are_not_clipped_so() -> None:
         _, optimizer, loader = work.private(model, torch.optim.SGD(model.parameters(), lr=1.0), work.loader(train))
         for batch in loader:
             scaler.scale(half_squares(model, batch)).backward()  # type: ignore[no-untyped-call]
+            if unscales:
+                scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
 

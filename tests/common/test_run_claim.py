@@ -83,16 +83,16 @@ def test_overwriting_removes_what_runs_write_and_nothing_else(tmp_path: Path) ->
         assert names(tmp_path) == ["notes.txt", RUN_LOCK]
 
 
-@pytest.mark.parametrize("model", ["best.pt", "other/best.pt", "mine.pt"])
+@pytest.mark.parametrize("model", ["best.pt", "fedavg-7/best.pt", "other/best.pt", "mine.pt"])
 def test_overwriting_never_removes_the_model_that_the_run_begins_with(tmp_path: Path, model: str) -> None:
     a_run(tmp_path, "journal.jsonl")
     path = a_run((tmp_path / model).parent, Path(model).name) / Path(model).name
-    if model == "best.pt":
+    if model in ("best.pt", "fedavg-7/best.pt"):
         with pytest.raises(ConfigError, match=r"would remove .*best.pt, with which it begins. Copy the model"):
-            claim(tmp_path, Existing.OVERWRITE, model=str(path))
-        assert names(tmp_path) == ["best.pt", "journal.jsonl"]
+            claim(tmp_path, Existing.OVERWRITE, ["fedavg-7"], [None, str(path)])
+        assert (tmp_path / "journal.jsonl").exists()
     else:
-        claim(tmp_path, Existing.OVERWRITE, model=str(path)).release()
+        claim(tmp_path, Existing.OVERWRITE, models=[str(path)]).release()
     assert path.exists()
 
 

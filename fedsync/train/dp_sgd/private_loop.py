@@ -140,7 +140,7 @@ class PrivateLoop:
     def _gradients(self, optimizer: PrivateOptimizer) -> list[Tensor]:
         """Gradients of the batch's rows, [rows, ...] a parameter; raises `ConfigError` if no step is allowed now."""
         number = self._steps + 1
-        if getattr(optimizer, "grad_scale", None) is not None:
+        if hasattr(optimizer, "grad_scale"):  # None after `unscale_`, which leaves the gradients of rows as they are
             self._refuse("a GradScaler enlarges gradients before they are clipped", "Leave it out, or disable it")
         if self._handed != number:
             problem = f"step {number} comes after {self._handed} batches of the private loader"
