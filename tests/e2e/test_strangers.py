@@ -42,7 +42,7 @@ from fedsync.ops.start import register_silos, revoke_silo
 from fedsync.server.run_folder import RUN_LOCK, Phase, phase, read_error
 from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import LOG, STATE_FOLDER, Refusal
-from tests.e2e.deployed import SMALL, fedsync, wait_for, write_files
+from tests.e2e.deployed import SMALL, children, fedsync, wait_for, write_files
 
 pytestmark = pytest.mark.slow  # its tests follow one another in one federation
 
@@ -227,8 +227,7 @@ def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, roun
     assert phase(out) is Phase.OVER and not held(out / RUN_LOCK), "stopped at work"
     resume_run(config, out)
     wait_for(lambda: commits() >= 4, "the run did not go on")
-    family = psutil.Process(federation.process.pid).children(recursive=True)
-    (server,) = [process for process in family if "flwr-serverapp" in " ".join(process.cmdline())]
+    (server,) = children("flwr-serverapp")
     server.kill()
     wait_for(lambda: phase(out) is Phase.OVER, "the run did not come to its end")
     assert (out / "done").exists()
