@@ -30,7 +30,7 @@ _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)
 _NEAR = 0.01
 
 _MOST_RATES = 32
-"""Number of different releases that are composed exactly; each takes a fifth of a second."""
+"""Number of different releases that are composed without rounding their rates; each can take a second."""
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind = "pld") -> float:
@@ -47,8 +47,8 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
 
 
 def _fewer(counted: tuple[tuple[Release, int], ...]) -> tuple[tuple[Release, int], ...]:
-    """Return at most about `_MOST_RATES` different releases that cost as much or more: sampling rates are rounded up,
-    by 1 % at most, or more if that is not enough. Batch sizes that follow speeds give each order another rate.
+    """Return releases of fewer rates that cost as much or more, if there are more than `_MOST_RATES` releases. Rates are
+    rounded up, by 1 % or the next step that is enough: batch sizes that follow speeds give each order another rate.
     """
     step, found = _NEAR, counted
     while len(found) > _MOST_RATES and step < 1:

@@ -285,7 +285,7 @@ def prepare(out: Path, config: str) -> Checkpoint:
 
 def newest_version(out: Path) -> int | None:
     """Return the model version of a run's newest checkpoint, damaged or not; None if there was none."""
-    newest = _newest_first(out / FOLDER, _SUFFIX, _TORN)
+    newest = _newest_first(out / FOLDER, (_SUFFIX, _TORN))
     return int(newest[0].stem) if newest else None
 
 
@@ -375,8 +375,8 @@ def _names(head: Mapping[str, Any]) -> list[ArrayName]:
     return [ArrayName(dtype, tuple(shape), sha256) for dtype, shape, sha256 in head["arrays"]]
 
 
-def _newest_first(folder: Path, *suffixes: str) -> list[Path]:
-    found = [path for suffix in suffixes or [_SUFFIX] for path in folder.glob(f"*{suffix}") if path.stem.isdecimal()]
+def _newest_first(folder: Path, suffixes: Sequence[str] = (_SUFFIX,)) -> list[Path]:
+    found = [path for suffix in suffixes for path in folder.glob(f"*{suffix}") if path.stem.isdecimal()]
     return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
 

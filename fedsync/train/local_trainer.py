@@ -268,10 +268,8 @@ class LocalTrainer(ABC):
         return Outcome(update, report, trained.cursor)
 
     def _unchanged(self, pace: Pace) -> dict[str, float]:
-        problem = (
-            "an order's steps changed nothing in the model; call optimizer.step() for each batch, and if gradients"
-        )
-        self._warn(f"silo {self._name}: {problem} add up over batches, let orders have more steps than such a group")
+        remedy = "call optimizer.step() for each batch; if gradients add up over batches, let orders have more steps"
+        self._warn(f"silo {self._name}: an order's steps changed nothing in the model; {remedy}")
         return {UNCHANGED: float(pace.steps)}
 
     def _prepare(self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None) -> None:
