@@ -47,7 +47,7 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
 
 
 def _fewer(counted: tuple[tuple[Release, int], ...]) -> tuple[tuple[Release, int], ...]:
-    """Return releases of fewer rates that cost as much or more, if there are more than `_MOST_RATES` releases. Rates are
+    """Return releases of fewer rates that cost as much or more, if there are over `_MOST_RATES` releases. Rates are
     rounded up, by 1 % or the next step that is enough: batch sizes that follow speeds give each order another rate.
     """
     step, found = _NEAR, counted
