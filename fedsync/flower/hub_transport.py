@@ -13,7 +13,6 @@ So Flower's node authentication identifies a silo once. A SuperNode that ends in
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -32,7 +32,7 @@ from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport, answer_in
 from fedsync.model.transfer import Payload
-from fedsync.server.run_folder import HUB, HubPlace
+from fedsync.server.run_folder import HUB, HubPlace, struck_silos
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.join import read_authority
@@ -117,7 +117,8 @@ class HubTransport:
             name = f"[{place.name}]" if ":" in place.name else place.name  # an IPv6 address
             address = f"{'https' if place.certificate else 'http'}://{name}:{_listen(hub, place, folder)}{BASE}"
         authority = read_authority(Path(place.authority)) if place.authority else ""
-        transport = cls(grid, hub, folder, [address], authority, lambda: _names_in(place.struck))
+        struck = partial(struck_silos, Path(place.struck)) if place.struck else set
+        transport = cls(grid, hub, folder, [address], authority, struck)
         threading.Thread(target=transport.invite, name="joins", daemon=True).start()
         logger.info("silos come to %s", address)
         return transport
@@ -146,9 +147,9 @@ class HubTransport:
             try:
                 self._invite()
                 away = False
-            except Exception as error:  # the SuperLink is away, or was restarted
+            except Exception as error:  # the SuperLink is away, or was restarted, or a file is damaged
                 if not away and not self._over.is_set():  # `close` removes the folder of sessions
-                    logger.warning("the SuperLink does not answer; connected silos continue: %s", error)
+                    logger.warning("no silo is invited; connected silos continue: %s", error)
                 away = True
 
     def _invite(self) -> None:
@@ -282,9 +283,3 @@ def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
             write_atomically(kept, str(port).encode(), OWNER_FILE)
             return port
     raise problem
-
-
-def _names_in(path: str) -> Collection[str]:
-    with suppress(FileNotFoundError):
-        return set(json.loads(Path(path).read_text(encoding="utf-8"))) if path else ()
-    return ()

@@ -37,6 +37,7 @@ from fedsync.ops.registration_loop import (
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
 from fedsync.ops.supervisor import alone_in, stop_on_signals, supervise
+from fedsync.server.run_folder import struck_silos
 from fedsync.silo.protocol import STATE_FOLDER
 from fedsync.silo.session.liveness import Trainers
 from fedsync.silo.session.trainer_client import stop_trainers
@@ -165,7 +166,7 @@ def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> N
     """Make the hubs of active runs reject the silos in ``names``, and accept the silos in ``forgiven`` again."""
     file = state / STRUCK_FILE
     with taken(state / f"{STRUCK_FILE}.lock", inf):
-        before = set(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else set()
+        before = struck_silos(file)
         after = (before | set(names)) - set(forgiven)
         if after != before:
             write_atomically(file, json.dumps(sorted(after)).encode(), OWNER_FILE)

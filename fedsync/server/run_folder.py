@@ -99,6 +99,17 @@ def ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False
     return not held(folder / RUN_LOCK)
 
 
+def struck_silos(file: Path) -> set[str]:
+    """Names of silos that active runs reject; none without a file. `ConfigError` if the file is damaged."""
+    try:
+        return {str(name) for name in json.loads(file.read_text(encoding="utf-8"))}
+    except FileNotFoundError:
+        return set()
+    except (ValueError, TypeError) as error:
+        remedy = "Remove it, and repeat `fedsync server revoke` for silos that active runs must reject"
+        raise ConfigError(str(file), f"cannot be read: {error}", remedy) from None
+
+
 HUB = "FEDSYNC_HUB"
 """Environment variable of a ServerApp: path of its `HubPlace`; without it, the ServerApp uses Flower's messages."""
 

@@ -14,6 +14,7 @@ from fedsync.flower.registration import NODES_FILE, Registered
 from fedsync.ops import start
 from fedsync.ops.programs import STRUCK_FILE
 from fedsync.ops.registration_loop import note_registered, read_registered
+from fedsync.server.run_folder import struck_silos
 
 
 @pytest.fixture
@@ -83,3 +84,13 @@ def test_a_silo_that_is_registered_again_comes_back(
     monkeypatch.setattr(start, "register_each", lambda *arguments: Registered())
     start.register_silos(config.model_copy(update={"silos": {"rome": str(tmp_path / "rome.node.pub")}}))
     assert struck(config) == []
+
+
+def test_a_damaged_file_of_revoked_silos_is_named_with_its_remedy(config: ServerStartConfig) -> None:
+    """Neither the command nor a hub may go on as if no silo was revoked."""
+    note_registered(Path(config.state), {"rome": "registered"})
+    (Path(config.state) / STRUCK_FILE).write_text('["par')
+    with pytest.raises(ConfigError, match=rf"{STRUCK_FILE}: cannot be read: .*Remove it, and repeat"):
+        start.revoke_silo(config, "rome")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        struck_silos(Path(config.state) / STRUCK_FILE)
