@@ -241,7 +241,7 @@ class Fsp(BarrierPolicy[FspState]):
         commit = tuple(update_id for update_id in view.pending if update_id not in left_out)
         costs = [state.overheads[meta.silo].seconds for meta in fit if meta.silo in state.overheads]
         loss = mean_loss(fit)
-        if loss is None and self.needs_losses:
+        if loss is None and self.needs_losses and state.rounds <= 1:
             remedy = "Have training report its loss, as by work.log(loss=loss), or write interval: {kind: fixed}"
             raise ConfigError("barrier.interval", "goes by the loss of each round, which no silo reports", remedy)
         seen = IntervalRound(
@@ -249,7 +249,9 @@ class Fsp(BarrierPolicy[FspState]):
             cost_s=sum(costs) / len(costs) if costs else 0.0,
             loss=loss or 0.0,
         )
-        after = replace(state, round=None, interval=self.interval.observe(state.interval, seen))
+        learns = loss is not None or not self.needs_losses  # a later round without losses is no reason to fail
+        interval = self.interval.observe(state.interval, seen) if learns else state.interval
+        after = replace(state, round=None, interval=interval)
         folded = len(commit) - len(fit)
         why = f"{why}, and {folded} late" if folded else why
         return after, Verdict(commit=commit, discard=refused, reason=f"{why} after {seen.seconds:.3g} s")
