@@ -89,8 +89,8 @@ def start_server(config: ServerStartConfig) -> None:
     """
     state = Path(config.state)
     if config.certificates is not None:
-        folder = Path(config.certificates)
-        check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
+        folder, (own, _) = Path(config.certificates), split(config.loopback)
+        check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder), own)
     raise_file_limit()
     with alone_in(state), stop_on_signals() as stop:
         _check_port(config)

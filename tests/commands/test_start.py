@@ -72,6 +72,19 @@ def test_a_server_whose_port_is_taken_says_so_and_stops(tmp_path: Path, monkeypa
     assert not (tmp_path / "s" / "health.json").exists()
 
 
+@pytest.mark.parametrize(("host", "told"), [("'::'", "::1"), ("127.0.0.2", "127.0.0.2")])
+def test_a_server_reaches_itself_under_its_own_certificate_or_does_not_start(
+    tmp_path: Path, host: str, told: str
+) -> None:
+    """Its ServerApps could not reach it, so no run would ever begin."""
+    call("certs", "init", tmp_path / "certs", "--host", "fl.example.org")
+    (tmp_path / "server.yaml").write_text(f"{{certificates: certs, state: s, host: {host}}}")
+    with pytest.raises(
+        ConfigError, match=rf"server\.pem: does not cover {told}, .* --renew`, and --host {told} besides"
+    ):
+        call("server", "start", "--server", tmp_path / "server.yaml")
+
+
 def test_register_says_who_is_registered_and_fails_for_who_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
