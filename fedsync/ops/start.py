@@ -51,8 +51,7 @@ _LEFT_S = 3.0
 
 def start_silo(config: SiloStartConfig) -> None:
     """Run a silo until SIGTERM or SIGINT, then end its processes; `ConfigError` if the state folder is unusable."""
-    state = Path(config.state)
-    trainers = state / STATE_FOLDER
+    state, trainers = Path(config.state), Path(config.state) / STATE_FOLDER
     with alone_in(state), stop_on_signals() as stop:
         seen, heads = Trainers(trainers), HeadKeeper(config)
         presence = PresenceWatch(config.presence, lambda: seen.working)
@@ -173,4 +172,5 @@ def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> N
 
 def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:
     socket.create_connection(split(config.loopback), timeout=_CONNECT_S).close()
-    return register_silos(config, names)
+    told = read_registered(Path(config.state))
+    return register_silos(config, [name for name in names if told.get(name) != REVOKED])

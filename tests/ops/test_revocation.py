@@ -1,6 +1,7 @@
 """Revoked silos in the file that hubs of active runs read: kills in between, and two writers at once."""
 
 import json
+import socket
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -83,3 +84,20 @@ def test_a_silo_that_is_registered_again_comes_back(
     monkeypatch.setattr(start, "register_each", lambda *arguments: Registered())
     start.register_silos(config.model_copy(update={"silos": {"rome": str(tmp_path / "rome.node.pub")}}))
     assert struck(config) == []
+
+
+def test_a_running_server_does_not_register_a_silo_that_was_revoked(
+    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It knows the file that it was started with, and tries a key that was refused again every minute."""
+    asked = list[set[str]]()
+    monkeypatch.setattr(start, "register_each", lambda keys, *arguments: asked.append(set(keys)) or Registered())
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: None)
+    note_registered(tmp_path, {"rome": "its key could not be registered"})
+    start.revoke_silo(config, "rome")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        files = {name: str(tmp_path / f"{name}.node.pub") for name in ("rome", "paris")}
+        started = config.model_copy(update={"silos": files, "port": listener.getsockname()[1]})
+        assert start._register_if_up(started, ["rome", "paris"]) == Registered()
+    assert asked == [{"paris"}] and struck(config) == ["rome"]
+    assert read_registered(tmp_path) == {"rome": "revoked", "paris": "registered"}
