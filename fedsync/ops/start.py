@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import listen_error, raise_file_limit
 from fedsync.common.proxies import split
@@ -128,24 +128,25 @@ def _check_port(config: ServerStartConfig) -> None:
 
 
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
-    """Register the silos' keys in the server's file; return each silo's result. `ConfigError` without TLS."""
+    """Register the keys of the file's silos; return each result. `ConfigError` without TLS, or in another's state."""
     _require_authority(config)
+    state = private_folder(Path(config.state))
     keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
-    found = register_each(keys, Path(config.state), CONNECTION)
-    _strike(Path(config.state), set(), keys.keys() - found.problems.keys())
-    note_registered(Path(config.state), {name: str(found.problems.get(name, DONE)) for name in keys})
+    found = register_each(keys, state, CONNECTION)
+    _strike(state, set(), keys.keys() - found.problems.keys())
+    note_registered(state, {name: str(found.problems.get(name, DONE)) for name in keys})
     return found
 
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
     """Revoke the registration of a silo's keys, after the hubs of active runs reject the silo: so a killed command can
-    be repeated. Raises `ConfigError` if the name was never registered, the file still lists the name, or the server has
-    no TLS; `RunError` if the server does not answer.
+    be repeated. Raises `ConfigError` if the name was never registered, the file still lists the name, the server has no
+    TLS, or its state folder is another user's; `RunError` if the server does not answer.
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
     _require_authority(config)
-    state = Path(config.state)
+    state = private_folder(Path(config.state))
     known = {*read_registered(state), *(node.name for node in known_nodes(state))}
     if name not in known:
         remedy = f"Check the name; registered were: {', '.join(sorted(known)) or 'none'}"

@@ -1,5 +1,6 @@
 """``fedsync silo``, ``server`` and ``doctor`` as far as they get without processes; tests/e2e has the rest."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -60,6 +61,20 @@ def test_doctor_ends_with_1_where_something_fails_and_names_the_remedy(tmp_path:
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("FAIL")]
     assert line.startswith(f"FAIL  server         127.0.0.1:{port}: Connection refused. Check the address")
     assert "FAIL" not in call("doctor")
+
+
+@pytest.mark.parametrize("command", ["stop", "run --server server.yaml --resume"])
+def test_a_run_of_another_user_is_neither_stopped_nor_resumed(
+    server: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Root could, and the server's user could then neither read why the run ended nor resume it."""
+    monkeypatch.chdir(server.parent)
+    (server.parent / "run.json").write_text('{"number": "1", "state": "s", "settings": {}}')
+    me = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: me + 1)
+    with pytest.raises(ConfigError, match=rf"the run belongs to user {me}\. Run the command as that user"):
+        call("server", *command.split(), server.parent)
+    assert sorted(path.name for path in server.parent.iterdir()) == ["run.json", "server.yaml"]
 
 
 def test_a_server_whose_port_is_taken_says_so_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Revoked silos in the file that hubs of active runs read: kills in between, and two writers at once."""
 
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -101,3 +102,17 @@ def test_a_running_server_does_not_register_a_silo_that_was_revoked(
         assert start._register_if_up(started, ["rome", "paris"]) == Registered()
     assert asked == [{"paris"}] and struck(config) == ["rome"]
     assert read_registered(tmp_path) == {"rome": "revoked", "paris": "registered"}
+
+
+def test_root_changes_nothing_in_the_state_of_another_user(
+    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server could not read what root wrote: its hubs would keep the silo, and let nobody in."""
+    note_registered(tmp_path, {"rome": "registered"})
+    tmp_path.chmod(0o755)  # where root runs the tests: a closed folder of root counts as anybody's own
+    before, me = sorted(tmp_path.iterdir()), os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: me + 1)
+    for changes in (lambda: start.revoke_silo(config, "rome"), lambda: start.register_silos(config)):
+        with pytest.raises(ConfigError, match=rf"belongs to user {me}, .* Run the command as user {me}"):
+            changes()
+    assert sorted(tmp_path.iterdir()) == before
