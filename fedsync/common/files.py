@@ -213,7 +213,8 @@ def _check_folder(path: Path) -> None:
 def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
     found, owner, me = stat.S_IMODE(status.st_mode), status.st_uid, os.geteuid()
     if owner != me and (owner or found & _OTHERS):
-        raise ConfigError(str(path), f"belongs to user {owner}, not to user {me}", f"Run `chown -R {me} {path}`")
+        remedy = f"Run the command as user {owner}. Only if the files are to be yours: `chown -R {me} {path}`"
+        raise ConfigError(str(path), f"belongs to user {owner}, not to user {me}", remedy)
     if found & _OTHERS:
         raise ConfigError(str(path), f"open to others: its mode is {found:04o}", f"Run `chmod {mode:o} {path}`")
 

@@ -141,7 +141,7 @@ class StrategyConfig(StrategySections):
         for name in self.balancer.named:
             if name not in names:
                 raise ConfigError("balancer", f"{name!r} is named, and {file} does not have it", near_miss(name, names))
-        if problem := too_few(self, len(names), file):
+        if problem := too_few(self, len(set(names)), file):
             raise ConfigError(*problem)
 
     def check_files(self) -> None:

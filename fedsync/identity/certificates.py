@@ -12,6 +12,7 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -144,23 +145,20 @@ def read_certificate(path: Path) -> CertificateFacts:
 
 
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        hosts = (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
-    except x509.ExtensionNotFound:
-        hosts = ()
-    try:
-        authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        authority = False
+    hosts, authority = tuple[str, ...](), False
+    for value in (each.value for each in certificate.extensions):
+        if isinstance(value, x509.SubjectAlternativeName):
+            hosts = (*value.get_values_for_type(x509.DNSName), *map(str, value.get_values_for_type(x509.IPAddress)))
+        elif isinstance(value, x509.BasicConstraints):
+            authority = value.ca
     subject = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = str(subject[0].value) if subject else certificate.subject.rfc4514_string()
     fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
     return CertificateFacts(name, hosts, certificate.not_valid_after_utc, authority, fingerprint)
 
 
-def check_server_certificate(authority: Path, server: ServerCertificate) -> None:
-    """Raise `ConfigError` unless the server's key, its certificate and the authority's belong together."""
+def check_server_certificate(authority: Path, server: ServerCertificate, host: str = _LOCAL[0]) -> None:
+    """Raise `ConfigError` unless key, certificate and authority belong together, and the certificate covers a host."""
     certificate = _certificate(server.certificate)
     remedy = "Make it again with `fedsync certs init --renew`"
     if certificate.public_key() != _private_key(server.key, remedy).public_key():
@@ -169,6 +167,10 @@ def check_server_certificate(authority: Path, server: ServerCertificate) -> None
         certificate.verify_directly_issued_by(_certificate(authority))
     except (ValueError, TypeError, InvalidSignature):
         raise ConfigError(str(server.certificate), f"was not signed by {authority}", remedy) from None
+    name, covered = str(_host(host).value), {each.lower() for each in certificate_facts(certificate).hosts}
+    if not covered & {name, f"*.{name.partition('.')[2]}"}:
+        problem = f"does not cover {name}, where this machine's own processes reach the server"
+        raise ConfigError(str(server.certificate), problem, f"{remedy}, and --host {name} besides its other hosts")
 
 
 def _builder(
@@ -200,10 +202,8 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _host(host: str) -> x509.GeneralName:
-    try:
+    with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     # A numeric name that is no valid address would never match.
     if len(host) > _MAX_HOST or not _HOST.fullmatch(host) or _NUMBERS.fullmatch(host):
         remedy = "Give a name such as fl.example.org, or an IP address, without a port"

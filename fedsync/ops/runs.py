@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -251,7 +252,9 @@ class _Record:
 
 def _read(folder: Path) -> _Record:
     try:
-        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        record, owner = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), (folder / RUN_FILE).stat().st_uid
+        if owner != os.geteuid():  # the server's user could not read what root writes here
+            raise ConfigError(str(folder), f"the run belongs to user {owner}", "Run the command as that user")
         return _Record(str(record["number"]), Path(record["state"]), dict(record["settings"]))
     except FileNotFoundError:
         remedy = "Name the folder that `fedsync server run` printed"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import listen_error, raise_file_limit
 from fedsync.common.proxies import split
@@ -52,8 +52,7 @@ _LEFT_S = 3.0
 
 def start_silo(config: SiloStartConfig) -> None:
     """Run a silo until SIGTERM or SIGINT, then end its processes; `ConfigError` if the state folder is unusable."""
-    state = Path(config.state)
-    trainers = state / STATE_FOLDER
+    state, trainers = Path(config.state), Path(config.state) / STATE_FOLDER
     with alone_in(state), stop_on_signals() as stop:
         seen, heads = Trainers(trainers), HeadKeeper(config)
         presence = PresenceWatch(config.presence, lambda: seen.working)
@@ -90,8 +89,8 @@ def start_server(config: ServerStartConfig) -> None:
     """
     state = Path(config.state)
     if config.certificates is not None:
-        folder = Path(config.certificates)
-        check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
+        folder, (own, _) = Path(config.certificates), split(config.loopback)
+        check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder), own)
     raise_file_limit()
     with alone_in(state), stop_on_signals() as stop:
         _check_port(config)
@@ -130,24 +129,25 @@ def _check_port(config: ServerStartConfig) -> None:
 
 
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
-    """Register the silos' keys in the server's file; return each silo's result. `ConfigError` without TLS."""
+    """Register the keys of the file's silos; return each result. `ConfigError` without TLS, or in another's state."""
     _require_authority(config)
+    state = private_folder(Path(config.state))
     keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
-    found = register_each(keys, Path(config.state), CONNECTION)
-    _strike(Path(config.state), set(), keys.keys() - found.problems.keys())
-    note_registered(Path(config.state), {name: str(found.problems.get(name, DONE)) for name in keys})
+    found = register_each(keys, state, CONNECTION)
+    _strike(state, set(), keys.keys() - found.problems.keys())
+    note_registered(state, {name: str(found.problems.get(name, DONE)) for name in keys})
     return found
 
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
     """Revoke the registration of a silo's keys, after the hubs of active runs reject the silo: so a killed command can
-    be repeated. Raises `ConfigError` if the name was never registered, the file still lists the name, or the server has
-    no TLS; `RunError` if the server does not answer.
+    be repeated. Raises `ConfigError` if the name was never registered, the file still lists the name, the server has no
+    TLS, or its state folder is another user's; `RunError` if the server does not answer.
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
     _require_authority(config)
-    state = Path(config.state)
+    state = private_folder(Path(config.state))
     known = {*read_registered(state), *(node.name for node in known_nodes(state))}
     if name not in known:
         remedy = f"Check the name; registered were: {', '.join(sorted(known)) or 'none'}"
@@ -174,4 +174,5 @@ def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> N
 
 def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:
     socket.create_connection(split(config.loopback), timeout=_CONNECT_S).close()
-    return register_silos(config, names)
+    told = read_registered(Path(config.state))
+    return register_silos(config, [name for name in names if told.get(name) != REVOKED])

@@ -1,5 +1,6 @@
 """``fedsync silo``, ``server`` and ``doctor`` as far as they get without processes; tests/e2e has the rest."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -62,6 +63,20 @@ def test_doctor_ends_with_1_where_something_fails_and_names_the_remedy(tmp_path:
     assert "FAIL" not in call("doctor")
 
 
+@pytest.mark.parametrize("command", ["stop", "run --server server.yaml --resume"])
+def test_a_run_of_another_user_is_neither_stopped_nor_resumed(
+    server: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Root could, and the server's user could then neither read why the run ended nor resume it."""
+    monkeypatch.chdir(server.parent)
+    (server.parent / "run.json").write_text('{"number": "1", "state": "s", "settings": {}}')
+    me = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: me + 1)
+    with pytest.raises(ConfigError, match=rf"the run belongs to user {me}\. Run the command as that user"):
+        call("server", *command.split(), server.parent)
+    assert sorted(path.name for path in server.parent.iterdir()) == ["run.json", "server.yaml"]
+
+
 def test_a_server_whose_port_is_taken_says_so_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsync.ops.start._LEFT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -70,6 +85,19 @@ def test_a_server_whose_port_is_taken_says_so_and_stops(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError, match=rf"listen on 127\.0\.0\.1:{port}: Address already in use.*ss -ltnp"):
             call("server", "start", "--server", tmp_path / "server.yaml")
     assert not (tmp_path / "s" / "health.json").exists()
+
+
+@pytest.mark.parametrize(("host", "told"), [("'::'", "::1"), ("127.0.0.2", "127.0.0.2")])
+def test_a_server_reaches_itself_under_its_own_certificate_or_does_not_start(
+    tmp_path: Path, host: str, told: str
+) -> None:
+    """Its ServerApps could not reach it, so no run would ever begin."""
+    call("certs", "init", tmp_path / "certs", "--host", "fl.example.org")
+    (tmp_path / "server.yaml").write_text(f"{{certificates: certs, state: s, host: {host}}}")
+    with pytest.raises(
+        ConfigError, match=rf"server\.pem: does not cover {told}, .* --renew`, and --host {told} besides"
+    ):
+        call("server", "start", "--server", tmp_path / "server.yaml")
 
 
 def test_register_says_who_is_registered_and_fails_for_who_is_not(

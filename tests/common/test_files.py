@@ -164,7 +164,10 @@ def test_another_users_folder_is_not_called_open_but_anothers(folder: Path, monk
     folder.chmod(0o755)
     me = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: me)
-    with pytest.raises(ConfigError, match=rf"belongs to user {me - 1}, not to user {me}\. Run `chown -R {me} "):
+    with pytest.raises(
+        ConfigError,
+        match=rf"belongs to user {me - 1}, not to user {me}\. Run the command as user {me - 1}\..*: `chown -R {me} ",
+    ):
         private_folder(folder)
 
 

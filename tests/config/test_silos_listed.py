@@ -34,6 +34,12 @@ def test_a_silo_file_has_to_fit_the_list() -> None:
         listed.check_silos(["berlin", "pariss"])
 
 
+def test_a_silo_that_moved_from_its_relay_to_the_server_counts_once() -> None:
+    """The server's file may list it in both places, and a run with too few silos would wait for ever."""
+    with pytest.raises(ConfigError, match=r"min_silos: 3, and the silo file has 2 silos"):
+        load("min_silos=3").check_silos(["berlin", "berlin", "paris"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem", "remedy"),
     [

@@ -149,6 +149,8 @@ def test_damaged_files_are_named(authority: Authority, server: ServerCertificate
         make_server_certificate(mixed, [], tmp_path / "s")
     with pytest.raises(ConfigError, match="does not belong to the key"):
         check_server_certificate(authority.certificate, ServerCertificate(server.certificate, authority.key))
+    for host in ("127.0.0.1", "LOCALHOST", "fl.example.org"):
+        check_server_certificate(authority.certificate, server, host)
     damaged = Authority.at(authority.key.parent / "d")
     damaged.key.parent.mkdir(mode=0o700)
     damaged.certificate.write_bytes(authority.certificate.read_bytes())

@@ -1,6 +1,8 @@
 """Revoked silos in the file that hubs of active runs read: kills in between, and two writers at once."""
 
 import json
+import os
+import socket
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -94,3 +96,34 @@ def test_a_damaged_file_of_revoked_silos_is_named_with_its_remedy(config: Server
         start.revoke_silo(config, "rome")
     with pytest.raises(ConfigError, match="cannot be read"):
         struck_silos(Path(config.state) / STRUCK_FILE)
+
+
+def test_a_running_server_does_not_register_a_silo_that_was_revoked(
+    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It knows the file that it was started with, and tries a key that was refused again every minute."""
+    asked = list[set[str]]()
+    monkeypatch.setattr(start, "register_each", lambda keys, *arguments: asked.append(set(keys)) or Registered())
+    monkeypatch.setattr(start, "revoke_keys", lambda *arguments: None)
+    note_registered(tmp_path, {"rome": "its key could not be registered"})
+    start.revoke_silo(config, "rome")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        files = {name: str(tmp_path / f"{name}.node.pub") for name in ("rome", "paris")}
+        started = config.model_copy(update={"silos": files, "port": listener.getsockname()[1]})
+        assert start._register_if_up(started, ["rome", "paris"]) == Registered()
+    assert asked == [{"paris"}] and struck(config) == ["rome"]
+    assert read_registered(tmp_path) == {"rome": "revoked", "paris": "registered"}
+
+
+def test_root_changes_nothing_in_the_state_of_another_user(
+    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server could not read what root wrote: its hubs would keep the silo, and let nobody in."""
+    note_registered(tmp_path, {"rome": "registered"})
+    tmp_path.chmod(0o755)  # where root runs the tests: a closed folder of root counts as anybody's own
+    before, me = sorted(tmp_path.iterdir()), os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: me + 1)
+    for changes in (lambda: start.revoke_silo(config, "rome"), lambda: start.register_silos(config)):
+        with pytest.raises(ConfigError, match=rf"belongs to user {me}, .* Run the command as user {me}"):
+            changes()
+    assert sorted(tmp_path.iterdir()) == before
