@@ -6,7 +6,8 @@ continues it: the former silos count as lost and joined again, so the whole jour
 
 If the journal has a commit that no intact checkpoint has, the version will be made again from other updates. Silos that
 may have the old version must not use their stored state. So the run gets a new identity, and every silo's trainer
-begins anew. An encrypted run sends no version without its checkpoint, so this happens only if a checkpoint is damaged.
+begins anew. No silo has the version if only the process died, before the checkpoint was written: the file ``boot``
+holds since which boot of the machine every version has a checkpoint. An encrypted run sends no version without one.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
 Objects that change during a run define their own names (`fedsync.core.state`); frozen values are written as class and
@@ -64,7 +65,7 @@ KEPT = 3
 FORMAT = 26
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
-_SUFFIX, _TORN = ".ckpt", ".torn"
+_SUFFIX, _TORN, _BOOT = ".ckpt", ".torn", "boot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +177,15 @@ class Checkpoints:
             if self._required:
                 self._settle_journal()
             names = _write(self._arrays, self._folder, Checkpoint(self._origin, moment), settle=self._required)
+            if self._failed or self._newest < 0:
+                write_atomically(self._folder / _BOOT, _boot(), OWNER_FILE, settle=False)
         except ConfigError as error:
             if self._required:
                 raise RunError(f"no checkpoint can be written, and silos may have no later one: {error}") from error
             if not self._failed:
                 logger.warning("the run continues without checkpoints, and cannot be resumed from here: %s", error)
             self._failed = True
+            (self._folder / _BOOT).unlink(missing_ok=True)  # possible on a full disk
             return
         if self._failed:
             logger.warning("checkpoints can be written again")
@@ -275,7 +279,7 @@ def prepare(out: Path, config: str) -> Checkpoint:
     checkpoint = _newest_whole(out, config)
     remove_unfinished(out / FOLDER)
     journal, position = out / JOURNAL, checkpoint.moment.position
-    if _commits_after(journal, position) and _may_be_known(out / FOLDER, checkpoint):
+    if _may_be_known(out / FOLDER, checkpoint, _commits_after(journal, position)):
         logger.warning("silos begin anew: they may have versions of the model that are in no checkpoint")
         checkpoint = _renamed(checkpoint)
         _write(ArrayFiles(out / FOLDER), out / FOLDER, checkpoint, settle=True)
@@ -293,10 +297,17 @@ def clear(out: Path) -> None:
     shutil.rmtree(out / FOLDER, ignore_errors=True)
 
 
-def _may_be_known(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Whether silos may have learned of commits after this checkpoint."""
+def _may_be_known(folder: Path, checkpoint: Checkpoint, commits: int) -> bool:
+    """Whether silos may have learned of ``commits`` after this checkpoint."""
     torn = any(int(file.stem) > checkpoint.moment.version for file in folder.glob(f"*{_TORN}"))
-    return torn or json.loads(checkpoint.origin.spec)["cipher"]["kind"] == "plain"
+    if torn or json.loads(checkpoint.origin.spec)["cipher"]["kind"] != "plain":
+        return torn and commits > 0
+    # The journal has one commit more if the process dies while it writes the checkpoint.
+    return commits > 1 or (commits == 1 and _boot() not in [file.read_bytes() for file in folder.glob(_BOOT)])
+
+
+def _boot() -> bytes:
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes()
 
 
 def _renamed(checkpoint: Checkpoint) -> Checkpoint:
@@ -380,7 +391,8 @@ def _newest_first(folder: Path, suffixes: Sequence[str] = (_SUFFIX,)) -> list[Pa
     return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
 
-def _commits_after(journal: Path, position: int) -> bool:
+def _commits_after(journal: Path, position: int) -> int:
+    commits = 0
     with journal.open("rb") as file:
         file.seek(position)
         for line in file:
@@ -388,6 +400,5 @@ def _commits_after(journal: Path, position: int) -> bool:
                 actions = json.loads(line)["actions"]
             except ValueError:  # the process died while writing the line, so before it sent any message
                 continue
-            if any(action["type"] in ("Commit", "Rollback") for action in actions):
-                return True
-    return False
+            commits += any(action["type"] in ("Commit", "Rollback") for action in actions)
+    return commits

@@ -51,8 +51,7 @@ def running(word: str) -> list[psutil.Process]:
 class _Killer:
     """Kills after the first round both fork servers and a trainer, and after the third the ServerApp.
 
-    Each time once something more is in the journal. Before that the checkpoint may not be written: such a run goes on
-    too, but its silos begin anew.
+    Each time once something more is in the journal. Before that the checkpoint may not be written.
     """
 
     def __init__(self) -> None:

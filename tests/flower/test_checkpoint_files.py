@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_the_newest_by_number_stay_and_the_newest_of_them_is_gone_on_from(tmp_pa
         save(files, version)
     files.close()
     journal(tmp_path)
-    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["10.ckpt", "11.ckpt", "9.ckpt"]
+    assert sorted(path.name for path in (tmp_path / FOLDER).glob("*.ckpt")) == ["10.ckpt", "11.ckpt", "9.ckpt"]
     assert newest_version(tmp_path) == prepare(tmp_path, "config").moment.version == 11
 
 
@@ -145,19 +146,47 @@ def test_fields_are_written_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "behind", "anew"), [("plain", COMMIT, True), ("plain", b"", False), ("pad", COMMIT, False)]
+    ("kind", "behind", "boot", "anew"),
+    [
+        ("plain", COMMIT, "", False),  # the process died while it wrote the checkpoint
+        ("plain", 2 * COMMIT, "", True),
+        ("plain", COMMIT, "another", True),  # the machine died, and a checkpoint with it
+        ("plain", COMMIT, "none", True),
+        ("plain", b"", "another", False),
+        ("pad", COMMIT, "another", False),
+    ],
 )
 def test_silos_begin_anew_where_they_may_know_more_and_it_is_said_once(
-    kind: str, behind: bytes, anew: bool, tmp_path: Path
+    kind: str, behind: bytes, boot: str, anew: bool, tmp_path: Path
 ) -> None:
     """A commit behind the checkpoint: under encryption nobody has heard of it, for none goes out without one."""
     journal(tmp_path, b"line\n")
     save(checkpoints(tmp_path, kind), 1, position=5)
+    if boot == "none":
+        (tmp_path / FOLDER / "boot").unlink()
+    elif boot:
+        (tmp_path / FOLDER / "boot").write_text(boot)
     journal(tmp_path, b"line\n" + behind + b"half a li")
     first = prepare(tmp_path, "config").origin.spec
     assert (json.loads(first)["run"] != "first") == anew
     assert (tmp_path / JOURNAL).read_bytes() == b"line\n"
     assert prepare(tmp_path, "config").origin.spec == first, "asked twice it says the same"
+
+
+def test_silos_begin_anew_where_the_last_checkpoint_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, full = checkpoints(tmp_path), Mock(side_effect=ConfigError("disk", "is full", "Make room"))
+    journal(tmp_path)
+    save(files, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsync.server.checkpoints.write_atomically", full)
+        save(files, 2)
+    journal(tmp_path, COMMIT)
+    assert json.loads(prepare(tmp_path, "config").origin.spec)["run"] != "first"
+    save(files, 3)
+    journal(tmp_path, COMMIT)
+    assert json.loads(prepare(tmp_path, "config").origin.spec)["run"] == "first", "it can be written again"
 
 
 def test_a_torn_one_is_remembered_and_the_run_keeps_its_first_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
-from fedsync.server.checkpoints import FOLDER, FORMAT, digest
+from fedsync.server.checkpoints import FOLDER, FORMAT, _write, digest
 from fedsync.silo.protocol import EvaluateModel, Request, Train
 from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, killed_when, strategy_in
@@ -40,7 +41,7 @@ def _commits(out: Path) -> list[Commit]:
 
 
 def _files(out: Path) -> list[str]:
-    return sorted(path.name for path in (out / FOLDER).iterdir() if path.suffix != ".raw")
+    return sorted(path.name for path in (out / FOLDER).iterdir() if path.suffix != ".raw" and path.name != "boot")
 
 
 @pytest.mark.slow
@@ -105,6 +106,18 @@ def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) 
     before = set(trainers)
     strategy_in(tmp_path, resume=True).start(DirectGrid(3), train_config=told)
     assert set(trainers) == before, "silos know it for the run that they are in"
+
+
+def test_silos_keep_their_state_if_the_server_dies_while_it_writes_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("fedsync.server.checkpoints._write", Mock(wraps=_write, side_effect=[*[DEFAULT] * 3, Killed]))
+        strategy_in(tmp_path).start(DirectGrid(3))
+    assert len(_commits(tmp_path)) == 2 and _files(tmp_path) == ["0.ckpt", "1.ckpt"]
+    before = set(trainers)
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3))
+    assert set(trainers) == before
 
 
 def _dies_in_its_last_evaluation(out: Path) -> None:
