@@ -191,9 +191,7 @@ def test_batches_of_ones_own_count_too() -> None:
 
 
 @pytest.mark.parametrize(("budget_s", "steps"), [(None, 6), (2.5, 3)])
-def test_a_validation_within_the_loop_is_no_training_time(
-    budget_s: float | None, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validation_is_no_training_time(budget_s: float | None, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 0.1 s, and a second of something else after each: the balancer sees the steps, the deadline all."""
     clock = Clock(monkeypatch, step_s=0.0)
 

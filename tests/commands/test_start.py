@@ -72,9 +72,7 @@ def test_a_server_whose_port_is_taken_says_so_and_stops(tmp_path: Path, monkeypa
     assert not (tmp_path / "s" / "health.json").exists()
 
 
-def test_register_says_who_is_registered_and_fails_for_who_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_says_who_is_registered_and_fails_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("berlin", "paris"):
         (tmp_path / f"{name}.node.pub").touch()
     (tmp_path / "certs").mkdir()

@@ -58,9 +58,7 @@ def test_a_cap_ends_a_round_on_the_dot_or_with_the_first(durations: list[int], c
     needed=st.sampled_from([0.2, 1 / 3, 0.5, 0.6, 0.75, 1.0]) | st.integers(1, 8),
     late=late_rules,
 )
-def test_a_quorum_ends_a_round_with_the_silo_that_fills_it(
-    durations: list[int], needed: float | int, late: LateRule
-) -> None:
+def test_a_quorum_ends_a_round_with_its_last_silo(durations: list[int], needed: float | int, late: LateRule) -> None:
     """A share of the silos, or so many; all, if there are fewer."""
     share = isinstance(needed, float)
     quorum = Quorum(Bsp(), share=needed, late=late) if share else Quorum(Bsp(), count=int(needed), late=late)

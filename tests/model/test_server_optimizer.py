@@ -85,9 +85,7 @@ def test_steps_by_hand(kind: str) -> None:
         (0, [], 1.0),
     ],
 )
-def test_the_rate_falls_with_what_is_older_than_the_grace(
-    grace: int | None, staleness: list[int], expected: float
-) -> None:
+def test_the_rate_falls_with_updates_beyond_the_grace(grace: int | None, staleness: list[int], expected: float) -> None:
     assert HeavyBall(0.9, 1.0, grace).pace(staleness) == expected
 
 

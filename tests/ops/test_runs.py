@@ -101,9 +101,7 @@ def at_work(folder: Path, first: str = "pass") -> Iterator[subprocess.Popen[str]
             process.kill()
 
 
-def test_who_only_looks_at_a_lock_does_not_keep_it_from_its_taker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_looks_at_a_lock_does_not_keep_it_from_its_taker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody looks just when it is to be taken: whoever wants it tries once more."""
     looker = (tmp_path / RUN_LOCK).open("a")
     fcntl.flock(looker, fcntl.LOCK_EX)
@@ -176,9 +174,7 @@ def test_a_target_arrives_at_the_server_s_process(
 
 
 @pytest.mark.parametrize("file", [DONE_FILE, ERROR_FILE])
-def test_a_run_that_ended_by_itself_is_left_alone(
-    file: str, folder: Path, superlink: SuperLink, keeper: RunWatchdog
-) -> None:
+def test_a_run_that_has_ended_is_let_be(file: str, folder: Path, superlink: SuperLink, keeper: RunWatchdog) -> None:
     begin_and_die(folder)
     (folder / file).write_text("{}")
     keeper.look(0.0)

@@ -207,9 +207,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         strategy_in(out, resume=True).start(DirectGrid(3))
 
 
-def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_another_version_or_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_off(strategy_in(tmp_path), version=1)
     with monkeypatch.context() as patch:
         patch.setattr("fedsync.server.checkpoints.__version__", "99.0")

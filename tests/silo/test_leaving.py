@@ -86,9 +86,7 @@ def calling(server: _Server, folder: Path) -> Connection:
     return caller
 
 
-def test_nobody_leaves_while_an_answer_is_on_its_way(
-    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_leaves_before_its_answer_has(server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident_trainer, "_IN_MEMORY_BYTES", 2**30)
     caller = calling(server, tmp_path)
     assert caller.poll(10.0), "the header is here, and 16 MB are more than a socket takes"

@@ -204,9 +204,7 @@ def test_other_silos_files_are_none_of_this_silos(folder: Path) -> None:
         allowed.checked(spec(csv(own, theirs)), 0)
 
 
-def test_a_run_asks_for_data_by_the_name_that_each_owner_gave_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_asks_for_data_by_the_name_each_owner_gave(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsync.config.silo_start.LONGEST_STATE", 200)
     own = folder / "mine" / "data.npz"
     (folder / "mine" / "beside.npz").write_bytes(b"")

@@ -178,9 +178,7 @@ _ASKED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans())
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=_ASKED)
-def test_whatever_is_asked_and_restarted_nothing_is_entered_twice(
-    federation: Federation, asked: list[tuple[int, int, bool]]
-) -> None:
+def test_nothing_is_entered_twice_whatever_is_asked(federation: Federation, asked: list[tuple[int, int, bool]]) -> None:
     ring, run = _ring(federation), hashlib.sha256(str(next(_RUNS)).encode()).digest()
     log = MaskLog(ring, run)
     granted: list[tuple[int, int]] = []
