@@ -8,15 +8,6 @@ import numpy as np
 from bench.papers.backtest import read_trace
 from bench.papers.contention import Contention, contention_trace
 
-QUIET = Contention(speed=80.0, arrivals=0.0, spikes=0.0, drift=0.0, noise=0.0, reading=0.0)
-
-
-def test_an_idle_machine_runs_at_its_speed() -> None:
-    trace = contention_trace(QUIET, 10, 1)
-    np.testing.assert_allclose(trace.speed, 80.0)
-    np.testing.assert_allclose(trace.cpu, 1.0)
-    np.testing.assert_allclose(trace.memory, 0.3)
-
 
 def test_a_task_that_stays_takes_its_share_but_never_more_than_is_fair() -> None:
     """One a step arrives and stays: k tasks leave 1 / (k + 1) at least, and swapping begins beyond 0.9."""
@@ -27,15 +18,6 @@ def test_a_task_that_stays_takes_its_share_but_never_more_than_is_fair() -> None
     np.testing.assert_allclose(trace.memory, [0.5, 0.7, 0.9, 1.0, 1.0, 1.0], atol=1e-12)
     # 1.1 of the memory: 0.2 too much; at 10 % speed is divided by 3, so here by 5.
     np.testing.assert_allclose(trace.speed, [40.0, 80 / 3, 20.0, 16 / 5, 16 / 5, 16 / 5], rtol=1e-9)
-
-
-def test_spikes_are_as_frequent_as_told_and_no_column_shows_them() -> None:
-    config = Contention(80.0, 0.0, spikes=0.1, drift=0.0, noise=0.0, reading=0.0)
-    trace = contention_trace(config, 4000, 2)
-    slow = trace.speed < 79.0
-    assert 0.085 < slow.mean() < 0.115  # three standard deviations of a binomial: 0.014
-    assert np.all((trace.speed[slow] >= 0.3 * 80) & (trace.speed[slow] <= 0.7 * 80))
-    assert np.ptp(trace.cpu) == 0
 
 
 def test_a_trace_repeats_for_a_seed_and_reads_back(tmp_path: Path) -> None:
