@@ -104,9 +104,7 @@ def direct(each: Wanted, stop: str) -> Result:
         ("elastic", Cell("3", 0.1), Cell("3", 1.0)),
     ],
 )
-def test_replayed_seconds_are_those_of_the_run_itself(
-    tmp_path: Path, strategy: str, trained: Cell, replayed: Cell
-) -> None:
+def test_replayed_seconds_are_those_of_a_run(tmp_path: Path, strategy: str, trained: Cell, replayed: Cell) -> None:
     replay = Replay("digits", 0.5, runner(tmp_path))
     assert replay.aim([5])
     one, other = (Wanted(cell, Side(strategy), POINT, 5) for cell in (trained, replayed))

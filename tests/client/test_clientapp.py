@@ -185,9 +185,7 @@ def test_without_steps_an_order_counts_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(("own", "warnings"), [(True, 1), (False, 0)], ids=["a size of its own", "the order's size"])
-def test_a_generator_ends_the_order_and_one_that_knows_no_size_is_warned_of(
-    own: bool, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_generator_ends_an_order_and_is_warned_of(own: bool, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
     """Forty samples in batches of 16: two steps and a half of an order of five."""
 
     def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
@@ -254,9 +252,7 @@ def own_batches(size: int) -> Loop:
         "reads nothing",
     ],
 )
-def test_a_report_says_whether_batches_had_the_orders_size(
-    loop: Loop, follows: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_report_says_if_batches_followed_orders(loop: Loop, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
     guest = hosted(app_of(loop))
     for _ in range(2):
         report = guest.run(order(batch_size=16, max_steps=5), guest.initial_model(), Cursor()).report

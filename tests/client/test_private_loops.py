@@ -351,9 +351,7 @@ def test_what_cannot_be_private_is_named() -> None:
         (lambda model, batch: torch.zeros(1, requires_grad=True).sum(), "step 1 has no gradients"),
     ],
 )
-def test_a_step_without_the_whole_gradients_of_its_rows_is_refused(
-    loss: Callable[[nn.Module, Any], Tensor], said: str
-) -> None:
+def test_a_step_without_whole_gradients_of_rows_is_refused(loss: Callable[[nn.Module, Any], Tensor], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         trainer_of(with_loss(loss)).make_private(settings(None))
 

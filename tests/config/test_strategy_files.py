@@ -157,9 +157,7 @@ def test_a_mistake_is_named_by_file_line_and_key_with_a_remedy(
         ("stop.rounds=[", "--set stop.rounds=[", "is not YAML", "Quote it"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_named_as_such(
-    tmp_path: Path, override: str, place: str, problem: str, remedy: str
-) -> None:
+def test_a_mistake_in_a_command_is_named(tmp_path: Path, override: str, place: str, problem: str, remedy: str) -> None:
     error = complaint(tmp_path, GOOD, override)
     assert error.place.endswith(place)
     assert problem in f"{error.place} {error.problem}"

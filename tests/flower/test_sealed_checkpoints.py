@@ -109,9 +109,7 @@ def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pad", "masked"])
-def test_a_checkpoint_of_a_request_amid_the_last_scores_loses_none_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_checkpoint_amid_last_scores_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """It has the updates of two silos, whose masks do not fit those of one that joins again: all send theirs again."""
     out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
     keys = keys_for(tmp_path, monkeypatch, *given)

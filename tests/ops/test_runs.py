@@ -165,9 +165,7 @@ def test_a_run_in_a_moved_folder_goes_on_there(config: ServerStartConfig, superl
 
 
 @pytest.mark.parametrize("target", [None, 0.0, -2.5, 0.9])
-def test_a_target_arrives_at_the_server_s_process(
-    target: float | None, config: ServerStartConfig, superlink: SuperLink
-) -> None:
+def test_a_target_arrives_at_its_server(target: float | None, config: ServerStartConfig, superlink: SuperLink) -> None:
     submit_run(config, STRATEGY, target_accuracy=target)
     # As Flower hands them over, every value as text.
     assert target_of({key: str(value) for key, value in superlink.runs[0].items()}) == target
@@ -311,9 +309,7 @@ def test_operator_and_keeper_do_not_resume_a_run_at_once(
     assert len(superlink.runs) == 2 and superlink.ended == ["1"]
 
 
-def test_the_keeper_leaves_alone_what_was_stopped_before_it_came_to_it(
-    config: ServerStartConfig, superlink: SuperLink, folder: Path
-) -> None:
+def test_the_keeper_leaves_alone_what_is_stopped(config: ServerStartConfig, superlink: SuperLink, folder: Path) -> None:
     begin_and_die(folder)
     assert phase(folder) is Phase.DIED
     stop_run(folder)

@@ -37,9 +37,7 @@ def spec(task: str) -> RunSpec:
     return RunSpec.of(StrategyConfig.load("fedavg", [f"task={task}"]), None, 2)
 
 
-def test_files_of_the_app_go_first_and_elsewhere_paths_stay_as_they_are(
-    app: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_apps_files_go_first_and_elsewhere_paths_stay(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(task: str) -> Any:
         return OwnerPolicy().checked(spec(task), 0).task
 

@@ -67,9 +67,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
         *((False, True, 31.0, False), (False, True, 901.0, True), (True, True, 1000.0, False)),
     ],
 )
-def test_only_an_idle_trainer_makes_room(
-    busy: bool, unrevealed: bool, idle_s: float, ends: bool, server: _Server
-) -> None:
+def test_an_idle_trainer_makes_room(busy: bool, unrevealed: bool, idle_s: float, ends: bool, server: _Server) -> None:
     service: Any = SimpleNamespace(busy=busy, unrevealed=unrevealed)
     server.loaded(service)
     server._asked_at_s = time.monotonic() - idle_s
@@ -99,9 +97,7 @@ def test_nobody_leaves_before_its_answer_has(server: _Server, tmp_path: Path, mo
     assert server._asked_at_s >= begin_s, "idle since the answer, not since the question"
 
 
-def test_a_large_answer_is_a_file_that_goes_with_its_map(
-    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_answer_is_a_file_of_its_map(server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket carries its name. On a full disk it carries the answer."""
 
     def asked() -> tuple[Payload, int]:

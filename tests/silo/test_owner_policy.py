@@ -72,9 +72,7 @@ def test_a_run_seals_as_its_owner_demands(cipher: dict[str, Any], seal: dict[str
         ([], [], None),
     ],
 )
-def test_what_travels_in_the_clear_must_be_named_by_the_owner(
-    only: list[str], clear: list[str], told: str | None, masked: bool
-) -> None:
+def test_owners_name_what_is_in_the_clear(only: list[str], clear: list[str], told: str | None, masked: bool) -> None:
     inner = {"kind": "bfv", "only": only, **TWO}
     made = plan({"kind": "masked", "inner": inner} if masked else inner)
     refusal = rf"^cipher\.only: {told} travel in the clear.*seal\.clear of silo\.yaml"

@@ -255,9 +255,7 @@ def test_a_silo_that_failed_before_it_sealed_is_in_the_sum(federation: Federatio
     close(federation.begin("b", 1), INITIAL + mean_of("abcd"))
 
 
-def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
-    federation: Federation, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_with_a_lost_answer_misses_one_round(federation: Federation, caplog: pytest.LogCaptureFixture) -> None:
     federation.begin_all("abcd", 0)
     federation.seal("b", change(9))  # nobody gets it
     federation.begin("b", 0)

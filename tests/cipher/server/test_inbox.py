@@ -21,9 +21,7 @@ FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
 
 
 @pytest.mark.parametrize("kind", ["bfv", "masked"])
-def test_the_grid_that_most_silos_used_counts_whoever_was_first(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_grid_of_most_silos_counts_anyway(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(plan(kind), tmp_path, FOUR)
     federation.begin_all("abcd", 0)
     federation.own_grid("d", 7, 7, 7)
