@@ -20,6 +20,15 @@ def test_a_task_that_stays_takes_its_share_but_never_more_than_is_fair() -> None
     np.testing.assert_allclose(trace.speed, [40.0, 80 / 3, 20.0, 16 / 5, 16 / 5, 16 / 5], rtol=1e-9)
 
 
+def test_spikes_are_as_frequent_as_told_and_no_column_shows_them() -> None:
+    config = Contention(80.0, 0.0, spikes=0.1, drift=0.0, noise=0.0, reading=0.0)
+    trace = contention_trace(config, 4000, 2)
+    slow = trace.speed < 79.0
+    assert 0.085 < slow.mean() < 0.115  # three standard deviations of a binomial: 0.014
+    assert np.all((trace.speed[slow] >= 0.3 * 80) & (trace.speed[slow] <= 0.7 * 80))
+    assert np.ptp(trace.cpu) == 0
+
+
 def test_a_trace_repeats_for_a_seed_and_reads_back(tmp_path: Path) -> None:
     first, second, other = (contention_trace(Contention(), 50, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first.speed, second.speed)
