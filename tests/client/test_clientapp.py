@@ -264,18 +264,6 @@ def test_a_report_says_if_batches_followed_orders(loop: Loop, follows: bool, cap
     assert ("does not read batch-size" in caplog.text) == (loop is reads_nothing)
 
 
-def random_steps(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
-    with torch.no_grad():
-        model.encode.weight += torch.randn(()) + random.random() + np.random.rand()
-    return stepwise(msg, context, model)
-
-
-def test_a_repeated_order_gives_the_same_bits() -> None:
-    guest = hosted(app_of(random_steps))
-    updates = [guest.run(order(seed=3), guest.initial_model(), Cursor()).update for _ in range(2)]
-    assert (updates[0] == updates[1]).all() and np.abs(updates[0]).max() > 0
-
-
 def test_context_state_survives_a_restart_and_an_order_that_fails_leaves_it(tmp_path: Path) -> None:
     guest = hosted(app_of(remembering))
     first = guest.run(order(), guest.initial_model(), Cursor())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -276,18 +277,18 @@ def test_a_state_that_cannot_be_kept_is_refused(value: object, problem: str) -> 
 
 def test_a_repeated_order_gives_the_same_bits_whatever_random_numbers_it_draws() -> None:
     def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
-        import random
-
         for _ in work.loader(train):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter += torch.randn(()) + random.random() + np.random.rand()
 
-    guest = trainer(loop)
-    before = np.random.get_state()[1].tolist()  # type: ignore[union-attr]
-    updates = [guest.run(order(seed=3), guest.initial_model(), Cursor()).update for _ in range(2)]
+    guest, updates = trainer(loop), []
+    for _ in range(2):
+        _ = torch.rand(()), random.random(), np.random.rand()  # drawn by others meanwhile
+        before = np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+        updates.append(guest.run(order(seed=3), guest.initial_model(), Cursor()).update)
+        assert np.random.get_state()[1].tolist() == before, "others' random numbers are theirs"  # type: ignore[union-attr]
     assert (updates[0] == updates[1]).all()
-    assert np.random.get_state()[1].tolist() == before, "others' random numbers are theirs"  # type: ignore[union-attr]
 
 
 def test_gradients_that_an_order_leaves_do_not_reach_the_next() -> None:
