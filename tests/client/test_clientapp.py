@@ -13,14 +13,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    ChainDataset,
-    DataLoader,
-    IterableDataset,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, ChainDataset, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from fedsync.client import steps, untimed
 from fedsync.common.errors import ConfigError, RunError

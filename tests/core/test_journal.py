@@ -119,10 +119,7 @@ def test_a_file_without_a_header_is_no_journal(tmp_path: Path, text: str) -> Non
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        (
-            '{"fedsync":"0.1","seed":7}',
-            "of format 1, written by FedSync 0.1; this FedSync reads format 3 only",
-        ),
+        ('{"fedsync":"0.1","seed":7}', "of format 1, written by FedSync 0.1; this FedSync reads format 3 only"),
         ('{"format":99}', "a journal of format 99; this"),
     ],
 )

@@ -12,15 +12,7 @@ from fedsync.model.cautious_adam import Cautious, Tensor
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.control_variates import ControlVariates
 from fedsync.model.layout import Vector
-from fedsync.model.server_optimizer import (
-    LARGEST,
-    TINY,
-    Adaptive,
-    Backing,
-    HeavyBall,
-    Moments,
-    ServerOptimizer,
-)
+from fedsync.model.server_optimizer import LARGEST, TINY, Adaptive, Backing, HeavyBall, Moments, ServerOptimizer
 from tests.model.stores import vector
 
 MEMORY = ArrayKeeper()

@@ -191,11 +191,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_anew_where_it_was(
 
 
 def test_an_operator_stops_and_resumes(
-    config: ServerStartConfig,
-    superlink: SuperLink,
-    keeper: RunWatchdog,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with at_work(folder) as process:
         with pytest.raises(BusyError, match="the run is at work"):

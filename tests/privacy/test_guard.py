@@ -400,8 +400,7 @@ def test_a_restart_plans_the_rest_of_the_run_and_not_the_whole_run_again(folder:
 
 
 @pytest.mark.parametrize(
-    ("finished", "version", "orders"),
-    [(0, 0, 10), (7, -(10**9), 10), (7, 0, 10), (7, 6, 4), (7, 8, 3), (7, 10**9, 3)],
+    ("finished", "version", "orders"), [(0, 0, 10), (7, -(10**9), 10), (7, 0, 10), (7, 6, 4), (7, 8, 3), (7, 10**9, 3)]
 )
 def test_versions_that_a_server_orders_again_are_planned_again_and_no_longer_run_whatever_it_calls_them(
     finished: int, version: int, orders: int, folder: Path, monkeypatch: pytest.MonkeyPatch
