@@ -94,9 +94,7 @@ def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() ->
         ),
     ],
 )
-def test_bench_ends_and_writes_json_and_figures(
-    tmp_path: Path, script: str, arguments: list[str], figures: list[str]
-) -> None:
+def test_bench_writes_json_and_figures(tmp_path: Path, script: str, arguments: list[str], figures: list[str]) -> None:
     out = tmp_path / "results" / "some.json"
     command = [f"bench/{script}.py", "--quick", "--processes", "1", "--out", str(out), *arguments]
     ran(*command, OMP_NUM_THREADS="1")

@@ -121,32 +121,6 @@ def test_the_statement_of_a_line_is_the_innermost_and_of_one_with_a_body_its_hea
     assert found == [range(1, 4)] * 3 + [range(4, 7)] * 3 + [range(7, 10)] * 3 + [range(10, 11)]
 
 
-def test_what_a_mutant_changes_is_told_by_its_lines() -> None:
-    before = "a = 1\nb = f(\n    1,\n    2,\n)\n"
-    assert mutation_score.difference(before, before.replace("    2,\n", "")) == (4, "2,", "")
-    assert mutation_score.difference(before, before.replace("1,", "None,")) == (3, "1,", "None,")
-
-
-def test_tests_of_the_changed_file_run_first_then_near_ones_and_the_fastest_as_far_as_the_budget_goes() -> None:
-    seconds = {
-        "tests/simulation/test_a.py::x": 1.0,
-        "tests/simulation/test_d.py::x": 4.0,
-        "tests/laws/test_e.py::x": 0.5,
-        "tests/core/test_b.py::x": 5.0,
-        "tests/policies/test_c.py::x": 2.0,
-        "tests/simulation/test_fsp_too.py::x": 3.0,
-    }
-
-    def names(budget_s: float) -> list[list[str]]:
-        every = mutation_score.stages(seconds.keys(), seconds, budget_s, "fedsync/policies/barrier/kinds/fsp.py")
-        return [[name.removeprefix("tests/").removesuffix(".py::x") for name in stage] for stage in every]
-
-    near = [["simulation/test_fsp_too"], ["policies/test_c", "core/test_b"], ["laws/test_e"]]
-    assert names(100.0) == [*near, ["simulation/test_a", "simulation/test_d"]]
-    assert names(11.5) == [*near, ["simulation/test_a"]]
-    assert names(0.1) == near[:1]
-
-
 def test_a_law_counts_once_whatever_stands_behind_its_name() -> None:
     one, other = AssertionError("no"), AssertionError("no")
     one.add_note("broken: nobody starves while others go on (in the corner 'quiet' of a case)")

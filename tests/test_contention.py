@@ -8,15 +8,6 @@ import numpy as np
 from bench.papers.backtest import read_trace
 from bench.papers.contention import Contention, contention_trace
 
-QUIET = Contention(speed=80.0, arrivals=0.0, spikes=0.0, drift=0.0, noise=0.0, reading=0.0)
-
-
-def test_an_idle_machine_runs_at_its_speed() -> None:
-    trace = contention_trace(QUIET, 10, 1)
-    np.testing.assert_allclose(trace.speed, 80.0)
-    np.testing.assert_allclose(trace.cpu, 1.0)
-    np.testing.assert_allclose(trace.memory, 0.3)
-
 
 def test_a_task_that_stays_takes_its_share_but_never_more_than_is_fair() -> None:
     """One a step arrives and stays: k tasks leave 1 / (k + 1) at least, and swapping begins beyond 0.9."""

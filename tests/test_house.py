@@ -9,7 +9,7 @@ from bench.cost.house import ROOT, Size, house, measure
 MOST = {
     "fedsync": Size(lines=53994, code=31672, docstrings=7707, largest_folder=18, names_twice=0),
     "fedsync/extras": Size(lines=13826, code=7912, docstrings=2056, largest_folder=11, names_twice=0),
-    "tests": Size(lines=73979, code=49146, docstrings=3165, largest_folder=40, names_twice=33),
+    "tests": Size(lines=73293, code=48584, docstrings=3156, largest_folder=40, names_twice=32),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 

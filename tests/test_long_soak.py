@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.faults.long_soak import books, strikes
-from bench.faults.soak_samples import Sample, disk_rows, memory_rows, place, role_of, slope
+from bench.faults.soak_samples import Sample, memory_rows, slope
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.run import run_virtual
@@ -54,26 +54,3 @@ def test_memory_is_that_of_lives_by_their_age() -> None:
     assert row["rss_slope"] == pytest.approx(100.0) and row["uss_slope"] == 0.0  # a MiB in ten commits
     assert (row["first"], row["last"]) == (100.0, 200.0)
     assert slope([[(1.0, 5.0)]]) == 0.0
-
-
-def test_files_and_processes_are_told_apart() -> None:
-    run = Path("server/runs/long")
-    names = {
-        "server/runs/long/journal.jsonl": "run: journal.jsonl",
-        "server/runs/long/checkpoints/3.ckpt": "run: checkpoints",
-        "server/runs/long/evidence/3.notice": "run: all else",
-        "server/superlink.db-wal": "server: database",
-        "server/logs/superlink.log": "server: logs",
-        "server.out": "server: logs",
-        "s2/audit/audit-000001.jsonl": "silos: audit log",
-        "s2/state/1/answer.bin": "silos: all else",
-        "silo-2.out": "silos: logs",
-        "keys/silos/silo-0/group.key": "keys and certificates",
-    }
-    assert {name: place(Path(name), run) for name in names} == names
-    assert role_of("python -m fedsync.flower.launch superlink --host 0.0.0.0") == "SuperLink"
-    assert role_of("python -m fedsync.silo.agent.agent /s0/trainers/agent --stay") == "agent"
-    assert role_of("python -m fedsync silo start --silo silo-0.yaml") == "fedsync silo start"
-    looks = [{"commit": 10 * i, "a": 100 * i, **({"b": 7} if i > 3 else {})} for i in range(5)]
-    assert disk_rows(looks)[0] == {"files": "a", "fifth": 100, "half": 200, "end": 400, "a_commit": 10.0}
-    assert disk_rows(looks)[1] == {"files": "b", "fifth": 0, "half": 0, "end": 7, "a_commit": 0.35}

@@ -18,10 +18,8 @@ from bench.papers.map_cells import (
     MACHINES,
     OPTIMIZERS,
     OURS,
-    OVERHEADS,
     PLAIN,
     TASKS,
-    USUAL,
     Cell,
     Side,
     preset,
@@ -106,9 +104,7 @@ def direct(each: Wanted, stop: str) -> Result:
         ("elastic", Cell("3", 0.1), Cell("3", 1.0)),
     ],
 )
-def test_replayed_seconds_are_those_of_the_run_itself(
-    tmp_path: Path, strategy: str, trained: Cell, replayed: Cell
-) -> None:
+def test_replayed_seconds_are_those_of_a_run(tmp_path: Path, strategy: str, trained: Cell, replayed: Cell) -> None:
     replay = Replay("digits", 0.5, runner(tmp_path))
     assert replay.aim([5])
     one, other = (Wanted(cell, Side(strategy), POINT, 5) for cell in (trained, replayed))
@@ -217,24 +213,3 @@ def test_what_there_was_no_time_for_is_not_in_the_outcome(tmp_path: Path) -> Non
     late = compare(Runner(Cache(path, resume=True), 1, fabricated, until=0.0), more, seeds, small=True)
     assert record(late, "digits", cell, "none") == found
     assert record(late, "digits", Cell("10", 0.1), "none") is None
-
-
-def test_a_recorded_cell_is_found_beside_cells_that_would_need_training(tmp_path: Path) -> None:
-    """Both cells are of one family, and the other would train first."""
-    path, (slow, quick) = tmp_path / "some.cache.jsonl", (Cell("3", 3.0), Cell("3", 0.1))
-    wanted = [Wanted(cell, Side("lb-bsp"), POINT, 5) for cell in (slow, quick)]
-    first = Replay("digits", 0.9, Runner(Cache(path, resume=False), 1, fabricated))
-    assert first.aim([5]) and first.seconds("some", {wanted[1]: math.inf}, {})
-    late = Replay("digits", 0.9, Runner(Cache(path, resume=True), 1, fabricated, until=0.0))
-    assert late.aim([5]) and late.seconds("some", dict.fromkeys(wanted, math.inf), {}) == {
-        wanted[1]: Seen(9.0, rounds=9)
-    }
-
-
-def test_fedavg_runs_before_all_that_are_compared_to_it() -> None:
-    plan = stages(["digits", "heart"], MACHINES, OVERHEADS, sides_of([*OURS, AUTO], USUAL))
-    places = {(each.task, each.side.optimizer): at for at, each in enumerate(plan) if each.side.strategy == FEDAVG}
-    assert all(
-        places[each.task, each.side.optimizer] < at for at, each in enumerate(plan) if each.side.strategy != FEDAVG
-    )
-    assert len(plan) == len(set(plan)) == 2 * len(MACHINES) * (2 * (1 + len(OURS)) + 1)

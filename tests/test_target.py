@@ -12,7 +12,7 @@ import pytest
 
 from bench.papers.map_cells import Cell, Side, sets
 from bench.papers.target_runs import BEYOND, Cache, Job, Result, Runner, carry_out
-from bench.papers.target_search import RATES, TAUS, Asked, Axis, Found, Point, Score, Seen, score, search, worth
+from bench.papers.target_search import RATES, TAUS, Asked, Axis, Found, Point, Seen, score, search
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, Split
 
@@ -81,12 +81,6 @@ def test_an_optimum_at_the_ladders_end_is_not_called_interior() -> None:
     assert (found.point, found.interior) == (Point(5, RATES[-1]), False)
 
 
-def test_no_more_than_a_quarter_of_the_grid_runs_with_the_last_two_thirds_of_the_seeds() -> None:
-    _, answers = ended(lambda point, seed: bowl(5, 0.1)(point, seed) * (100.0 if seed == 1 else 1.0), seeds=range(1, 6))
-    counts = [len({point for (point, seed), _ in answers if seed == each}) for each in range(1, 6)]
-    assert counts[0] == 18 and 5 < counts[1] <= 18 and max(counts[2:]) <= 5  # 18 / 4, rounded up
-
-
 FABRICATED = (1.0, 1.5, 2.0, 2.0000001, 4.0, 8.0, 8.0, 60.0, math.inf)
 """Ties, what is nearly one, and the target that is missed, which no bound may confuse."""
 
@@ -118,31 +112,6 @@ def test_a_search_with_bounds_finds_what_one_without_does() -> None:
         whole += sum(min(seconds(*each), 60.0) for each in {each for each, _ in answers})
         done += sum(min(seen.seconds, 60.0) for _, seen in answers)
     assert done < whole  # bounds are of use, too
-
-
-def test_what_cannot_win_is_given_up() -> None:
-    """18 points; the five that are kept have 1 to 5 s, and 6 to 18 s are for nothing after the fifth second."""
-    order = [Point(*each) for each in product((1, 2, 5, 10, 20, 40), (0.03, 0.1, 0.3))]
-    order.sort(key=lambda point: (point != Point(5, 0.1), point))
-    _, answers = ended(lambda point, seed: 1.0 + order.index(point) if point in order else 99.0, near=Point(1, 0.03))
-    late = [seen for (point, seed), seen in answers if seed == 1 and order.index(point) > 12]
-    assert late and all(seen.more and seen.seconds < 10.0 for seen in late)
-
-
-@pytest.mark.parametrize(
-    ("best", "seen", "left", "within"),
-    [
-        ((0, math.log(4.0)), [4.0, 4.0], 1, 4.0),  # the third to tie
-        ((0, math.log(4.0)), [2.0, 4.0], 1, 8.0),
-        ((0, math.log(4.0)), [4.0], 2, 16.0),  # the last may take one second
-        ((1, math.log(4.0)), [math.inf, 2.0], 1, 8.0),  # the mean is of those that reached the target
-        ((1, math.log(4.0)), [4.0, 9.0], 1, math.inf),  # however late, it misses fewer
-        ((0, math.log(4.0)), [math.inf], 2, 0.0),
-        ((3, math.inf), [math.inf, math.inf], 1, math.inf),
-    ],
-)
-def test_how_long_a_seed_is_worth_waiting_for(best: Score, seen: list[float], left: int, within: float) -> None:
-    assert worth(best, seen, left, least=1.0) == pytest.approx(within)
 
 
 def test_a_point_that_misses_a_seed_is_worse_than_any_that_does_not() -> None:
@@ -199,13 +168,6 @@ def test_a_run_that_was_given_up_is_made_again_only_where_more_of_it_matters(tmp
     for within, runs in ((4.0, 1), (3.0, 1), (6.0, 2), (5.0, 2), (math.inf, 3), (2.0, 3)):
         found = Runner(Cache(path, resume=True), 1, do).run("some", {job(): within})[job()]
         assert (len(asked), found.get("seconds")) == (runs, 9.0 if runs == 3 else None)
-
-
-def test_no_run_begins_when_time_is_over(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "some.cache.jsonl", resume=False)
-    cache.put(job("seed=1").digest(), {"seconds": 1.0})
-    found = Runner(cache, 1, until=0.0).run("some", whole(job("seed=1"), job("seed=2")))
-    assert found == {job("seed=1"): {"seconds": 1.0}}
 
 
 def test_a_digest_is_of_the_whole_configuration_and_of_nothing_else() -> None:

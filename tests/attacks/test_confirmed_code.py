@@ -80,9 +80,7 @@ def approve(federation: Federation, code: Path, **owner: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["approved", "signed"])
 @pytest.mark.parametrize("name", ["app", "beside", "package", "inner"])
-def test_code_that_changes_after_its_approval_or_signature_does_not_run(
-    make: Make, code: Path, name: str, how: str
-) -> None:
+def test_code_changed_after_its_approval_or_signature_does_not_run(make: Make, code: Path, name: str, how: str) -> None:
     federation, owner = make(owner={"approve": "never"}), reviewed()
     if how == "approved":
         owner = {"code_files": [str(code / "app.py")]}

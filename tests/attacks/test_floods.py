@@ -50,9 +50,7 @@ def test_a_flood_of_one_message_fills_no_log(tmp_path: Path) -> None:
     assert len(lines) < 3000
 
 
-def test_what_training_code_prints_passes_as_no_line_of_the_trainers_log(
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
+def test_prints_of_training_code_pass_as_no_line_of_the_log(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """Its output went to the trainer's log as it was: ESC, forged records, and lines without end."""
     reading, writing = os.pipe()
     os.write(writing, b"\x1b[2Jcleared\n2026-01-01T00:00:00Z WARNING fedsync: forged\nno end")

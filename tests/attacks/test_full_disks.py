@@ -69,9 +69,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def test_questions_that_come_at_once_have_the_owners_room_together(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_at_once_have_the_owners_room_together(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was compared with what lay there before any of the others had come."""
     monkeypatch.setenv(ALLOWED, json.dumps({"state_bytes": 1_000_000}))
     assert 0 < asked_at_once(state, Place({})) <= 1_000_000
@@ -86,9 +84,7 @@ def test_questions_to_a_relay_leave_some_of_its_disk(state: Path, monkeypatch: p
     assert 0 < asked_at_once(state, Place({"relay": str(state / "relay.sock")})) <= 0.95 * total
 
 
-def test_large_answers_that_wait_for_the_server_have_the_owners_room(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_answers_that_wait_have_the_owners_room(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server asks for the model again and again, and takes none: each answer was another file."""
     monkeypatch.setenv(ALLOWED, json.dumps({"state_bytes": 1_000_000}))
     folder = state / "trainer"

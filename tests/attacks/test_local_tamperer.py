@@ -157,9 +157,7 @@ def test_a_log_that_does_not_go_on_is_not_signed(config: SiloStartConfig, caplog
     assert "the audit log is not signed" in caplog.text and head_of(config).read_bytes() == before
 
 
-def test_a_share_that_is_gone_is_told_and_tried_again(
-    config: SiloStartConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_share_that_is_gone_is_told_and_tried_anew(config: SiloStartConfig, caplog: pytest.LogCaptureFixture) -> None:
     share = Path(str(config.audit.head_to))
     shutil.rmtree(share)
     keeper = HeadKeeper(config)

@@ -88,9 +88,7 @@ LONG: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("said", "settings"), [*((said, {}) for said in LONG), ({}, {"a": "x" * 2500, "zz": "hidden"})], ids=range(6)
 )
-def test_nothing_is_hidden_behind_a_long_value(
-    said: dict[str, Any], settings: dict[str, str], federation: Federation
-) -> None:
+def test_a_long_value_hides_nothing(said: dict[str, Any], settings: dict[str, str], federation: Federation) -> None:
     """Of the specification or of the run configuration: the owner would confirm what he has not seen."""
     text = json.dumps(json.loads(federation.spec("run-a").dump()) | said, separators=(",", ":"))
     waits(federation, text, json.dumps(settings))

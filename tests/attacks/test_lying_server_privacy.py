@@ -55,9 +55,7 @@ WEAK: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", WEAK.values(), ids=WEAK)
-def test_a_run_with_less_than_the_owner_demands_is_refused_alike_whatever_the_data(
-    place: Path, changes: dict[str, Any]
-) -> None:
+def test_less_than_the_owner_demands_is_refused_alike_whatever_the_data(place: Path, changes: dict[str, Any]) -> None:
     """The rule comes before the data: a table that does not fit the task gets the same answer."""
     for silo in neighbours(place, row3="50,1.5,9"):
         assert code(silo.begin(**changes).ask(Describe())) is Refusal.OWNER
@@ -231,9 +229,7 @@ def test_a_report_has_no_figure_of_the_data(silo: Silo) -> None:
 
 
 @pytest.mark.parametrize("home", [True, False])
-def test_a_repeated_order_gets_the_kept_answer_or_other_noise_which_costs_again(
-    silo: Silo, place: Path, home: bool
-) -> None:
+def test_a_repeated_order_gets_the_kept_answer_or_noise_that_costs_again(silo: Silo, place: Path, home: bool) -> None:
     """The silo is killed after an order, with its folder or without: the seed tells nothing of the noise."""
     order = silo.order()
     one, other = (
@@ -243,9 +239,7 @@ def test_a_repeated_order_gets_the_kept_answer_or_other_noise_which_costs_again(
     assert silo.steps == (1 if home else 2)
 
 
-def test_an_answer_that_cannot_be_stored_stays_entered(
-    silo: Silo, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_stored_stays_entered(silo: Silo, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = silo.begin(place / "home")
     monkeypatch.setattr("fedsync.silo.session.current_order.LastOrder.save", Mock(side_effect=OSError(28)))
     assert silo.train(victim).refused

@@ -64,9 +64,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("silo", "export", "--out", "out"), ("evaluate",)])
-def test_training_code_gets_nothing_but_the_data(
-    command: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_code_gets_data_alone(command: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had the owner's rights: keys, state and network."""
     monkeypatch.chdir(file.parent)
     done = CliRunner().invoke(app, [*command, "--silo", str(file)])

@@ -349,9 +349,7 @@ def test_seeds_of_an_older_update_are_not_had_by_a_version_that_never_came(make:
 
 
 @pytest.mark.slow
-def test_the_commands_find_the_spoiler_with_keys_under_a_passphrase(
-    make: Make, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_find_spoilers_with_passphrases(make: Make, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = spoiled(make)
     monkeypatch.setenv("SECRET", "open sesame")
     server = federation.folder / "server.json"

@@ -48,9 +48,7 @@ def test_flowers_local_privacy_clips_and_adds_noise() -> None:
 
 
 @pytest.mark.parametrize(("ids", "seen"), [("", (1, 2)), ("17 9223372036854775809", (17, 2**63 + 1))])
-def test_a_mod_sees_flowers_numbers_of_run_and_node(
-    ids: str, seen: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mod_sees_flowers_run_and_node_ids(ids: str, seen: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Flower's messages, in virtual time, a run is 1, and a silo's node its number + 1."""
     monkeypatch.setenv(FLOWER_IDS, ids)
     told = list[tuple[int, int, int, int]]()

@@ -123,9 +123,7 @@ def orders() -> list[WorkOrder]:
 
 
 @pytest.mark.parametrize("cipher", ["plain", "pad"])
-def test_whole_runs_keep_them_apart_silo_by_silo(
-    cipher: str, tmp_path: Path, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_keep_them_apart(cipher: str, tmp_path: Path, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("silos.yaml").write_text("silos: [{name: a, speed: 2000}, {name: b, speed: 1000}]")
     task = json.dumps(spec.model_dump()["task"])

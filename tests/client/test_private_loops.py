@@ -320,9 +320,7 @@ def test_a_loss_that_mixes_rows_is_refused(loss: Callable[[nn.Module, Any], Tens
 
 
 @pytest.mark.parametrize(("beside", "refused"), [(1.0, False), (1e-3, True), (torch.inf, True)])
-def test_a_gradient_that_is_zero_but_for_rounding_is_compared_with_the_whole_gradient_of_its_row(
-    beside: float, refused: bool
-) -> None:
+def test_a_gradient_of_zero_but_for_rounding_is_compared_with_its_rows_whole_one(beside: float, refused: bool) -> None:
     zero, rounded = torch.zeros(2), torch.tensor([3e-7, 0.0])
     whole = torch.full((2,), beside)
     with pytest.raises(ConfigError, match="not the mean") if refused else nullcontext():
@@ -353,9 +351,7 @@ def test_what_cannot_be_private_is_named() -> None:
         (lambda model, batch: torch.zeros(1, requires_grad=True).sum(), "step 1 has no gradients"),
     ],
 )
-def test_a_step_without_the_whole_gradients_of_its_rows_is_refused(
-    loss: Callable[[nn.Module, Any], Tensor], said: str
-) -> None:
+def test_a_step_without_whole_gradients_of_rows_is_refused(loss: Callable[[nn.Module, Any], Tensor], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         trainer_of(with_loss(loss)).make_private(settings(None))
 

@@ -155,9 +155,7 @@ def test_a_server_cannot_describe_a_model_that_no_silo_would_take(
         {"app": "client_app:app", "folder": "mine/digitsapp/../.."},
     ],
 )
-def test_a_run_names_no_app_outside_its_owners_folders(
-    task: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_names_no_app_elsewhere(task: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALLOWED, OwnerPolicy(data=[str(tmp_path / "mine")]).model_dump_json())
     for place in ("mine", "theirs"):
         stock_app(tmp_path / place, CHANGES)

@@ -18,9 +18,7 @@ PAGE, CLIENTAPP = DOCS / "your-loop.md", DOCS / "flower-clientapp.md"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["plain", "pad"])
-def test_the_lines_of_the_flower_app_are_all_it_takes(
-    cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lines_of_the_flower_app_are_enough(cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text(encoding="utf-8") + CLIENTAPP.read_text(encoding="utf-8")
     blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', text, re.DOTALL))
     changes, removed = [], ""
@@ -64,9 +62,7 @@ def test_the_example_trains_and_batches_follow_the_speeds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", ["private_fit.py", pytest.param("lightning_fit.py", marks=pytest.mark.examples)])
-def test_the_private_example_trains_and_tells_no_loss(
-    fit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_example_trains_and_tells_no_loss(fit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if fit == "lightning_fit.py":
         pytest.importorskip("lightning")
     blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL))

@@ -65,9 +65,7 @@ def test_mistakes_are_named_and_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("days", ["0", "4000"])
-def test_days_that_are_refused_leave_nothing_behind_so_that_the_corrected_command_works(
-    tmp_path: Path, days: str
-) -> None:
+def test_refused_days_leave_nothing_behind_so_that_the_corrected_command_works(tmp_path: Path, days: str) -> None:
     """The authority holds 3,650 days; the server's certificate may hold as long, and not a second longer."""
     wrong = failed("init", tmp_path / "x", "--host", "a", "--days", days)
     assert wrong == f"--days: {days} days. Give a number from 1 to 3650"

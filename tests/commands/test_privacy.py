@@ -41,9 +41,7 @@ def ran(folder: Path, silos: Path, *settings: str, strategy: str = "private.yaml
 
 
 @pytest.mark.slow
-def test_a_plan_is_printed_and_a_run_goes_on_without_a_silo_that_has_spent_its_budget(
-    silos: Path, tmp_path: Path
-) -> None:
+def test_a_plan_is_printed_and_a_run_goes_on_without_a_spent_silo(silos: Path, tmp_path: Path) -> None:
     privacy = "privacy={kind: dp-sgd, clip: 1.0, noise_multiplier: 2.0}"
     told, summary = ran(tmp_path, silos, privacy, "stop.rounds=3", "min_silos=3")
     assert "planned privacy loss of 3 rounds, in orders of 10 steps" in " ".join(told.split()) and "cleveland" in told
@@ -97,9 +95,7 @@ TARGET = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0, delta: 1.0e-3, 
 
 
 @pytest.mark.slow
-def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goes_on(
-    silos: Path, tmp_path: Path
-) -> None:
+def test_a_silo_without_budget_at_the_start_is_refused_and_the_run_goes_on(silos: Path, tmp_path: Path) -> None:
     told, summary = ran(tmp_path, silos, TARGET, "stop.rounds=2", "min_silos=3")
     assert [each["silo"] for each in summary["lost"]] == ["cleveland"] and summary["rounds"] == 2
     (refused,) = [note for note in summary["notes"] if note.startswith("took no part")]
@@ -110,9 +106,7 @@ def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goe
 
 
 @pytest.mark.slow
-def test_a_run_without_enough_silos_whose_budgets_have_room_names_those_that_have_none(
-    silos: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_enough_silos_with_budget_names_those_without(silos: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"needs 4 silos, and at most 3 .* can take part\. cleveland answers BUDGET"):
         ran(tmp_path, silos, TARGET, "stop.rounds=2")
 

@@ -100,9 +100,7 @@ def test_a_server_reaches_itself_under_its_own_certificate_or_does_not_start(
         call("server", "start", "--server", tmp_path / "server.yaml")
 
 
-def test_register_says_who_is_registered_and_fails_for_who_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_says_who_is_registered_and_fails_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("berlin", "paris"):
         (tmp_path / f"{name}.node.pub").touch()
     (tmp_path / "certs").mkdir()

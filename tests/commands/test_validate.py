@@ -104,9 +104,7 @@ STARTS = [
 
 
 @pytest.mark.parametrize("command", STARTS, ids=lambda command: "-".join(command[:6:5]))
-def test_every_start_finds_that_there_are_fewer_silos_than_the_strategy_wants(
-    tmp_path: Path, command: list[str]
-) -> None:
+def test_every_start_finds_too_few_silos_for_the_strategy(tmp_path: Path, command: list[str]) -> None:
     """They would wait for ever."""
     text = PLAIN % "name: x, min_silos: 3, waiting: {idle_s: 1.0}, task: {kind: digits}"
     (tmp_path / "STRATEGY").write_text(text)

@@ -61,9 +61,7 @@ def test_a_public_file_can_be_read_by_all_even_under_a_strict_umask(folder: Path
 
 @pytest.mark.parametrize("mask", [0o077, 0o027, 0o022])
 @pytest.mark.parametrize("write", [write_atomically, write_result])
-def test_a_new_file_has_the_permissions_that_the_process_gives(
-    folder: Path, write: Callable[[Path, bytes], None], mask: int
-) -> None:
+def test_new_files_have_the_processs_permissions(folder: Path, write: Callable[[Path, bytes], None], mask: int) -> None:
     with umask(mask):
         write(folder / "model.pt", b"x")
     assert mode(folder / "model.pt") == 0o666 & ~mask

@@ -36,9 +36,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("other.org,10.0.0.0/8", True),
     ],
 )
-def test_the_environment_names_the_proxy_and_whom_it_is_not_for(
-    excepted: str, through: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_proxy_and_exempt(excepted: str, through: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"HTTPS_PROXY": URL, "NO_PROXY": excepted}
     way = way_to(SERVER, variables)
     assert way.proxy == (THROUGH if through else None)
@@ -58,9 +56,7 @@ def test_addresses_and_networks_are_excepted(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["localhost:9092", "127.0.0.1:9092", "[::1]:9092", "127.0.0.2:9092"])
 @pytest.mark.parametrize("named", [None, URL])
-def test_this_machine_is_reached_through_no_proxy(
-    address: str, named: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_proxy_leads_to_this_machine(address: str, named: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"HTTPS_PROXY": URL, "HTTP_PROXY": URL, "ALL_PROXY": URL}
     way = way_to(address, variables, named)
     assert way.proxy is None

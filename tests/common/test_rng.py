@@ -25,10 +25,3 @@ def test_every_coordinate_gives_another_seed() -> None:
     seeds = {derive_seed(*coordinate) for coordinate in coordinates}
     assert len(seeds) == len(coordinates)
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_streams_are_not_correlated() -> None:
-    """|r| of 4000 independent pairs exceeds 4.5 / sqrt(4000) = 0.071 once in 150,000 draws."""
-    draws = [generator(7, stream, "a", 1).random(4000) for stream in Stream]
-    for one, other in itertools.combinations(draws, 2):
-        assert abs(np.corrcoef(one, other)[0, 1]) < 0.071

@@ -35,9 +35,7 @@ def test_a_folder_with_a_run_is_refused_with_the_ways_on(tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("summary", "goes_on"), [(None, True), ("{", True), ('{"stopped_by": "2 rounds done"}', False)]
 )
-def test_of_a_run_that_was_cut_off_the_first_way_is_to_go_on(
-    tmp_path: Path, summary: str | None, goes_on: bool
-) -> None:
+def test_of_a_run_that_was_cut_off_the_first_way_is_on(tmp_path: Path, summary: str | None, goes_on: bool) -> None:
     a_run(tmp_path / CHECKPOINTS, "7.ckpt")
     if summary is not None:
         (tmp_path / "summary.json").write_text(summary)
@@ -47,9 +45,7 @@ def test_of_a_run_that_was_cut_off_the_first_way_is_to_go_on(
     assert "--overwrite" in str(error.value)
 
 
-def test_two_that_look_at_one_moment_do_not_both_get_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_look_at_one_moment_one_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other takes the lock, or even ends its run, between the first look and the lock."""
     monkeypatch.setattr("fedsync.common.run_claim.held", lambda lock: False)
     with taken(tmp_path / RUN_LOCK) as mine, pytest.raises(ConfigError, match="a run is at work here"):

@@ -20,10 +20,7 @@ class Base(Section):
     size: int = 1
     """Of the base."""
 
-    depth: int = Field(
-        default=2,
-        ge=0,
-    )
+    depth: int = Field(default=2, ge=0)
     """As far down
     as it goes."""
 

@@ -114,9 +114,7 @@ def test_a_file_beside_the_strategy_registers_a_barrier_that_runs_and_replays(pa
     assert StrategyConfig.load(tmp_path / "out" / "config.yaml") == measuring(config)
 
 
-def test_a_module_of_an_installed_package_registers_a_barrier(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_registers_a_barrier(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "hospital_policies"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

@@ -110,9 +110,7 @@ def test_a_balancer_sizes_as_it_says(balancer: str, expected: Any) -> None:
         (["balancer.speeds=declared"], 0.0),
     ],
 )
-def test_noise_counts_where_the_slowest_silo_ends_a_round_and_updates_weigh_as_before(
-    changes: Sequence[str], noise: float
-) -> None:
+def test_noise_counts_where_the_slowest_ends_a_round_and_weights_stay(changes: Sequence[str], noise: float) -> None:
     assert StrategyConfig.load("lb-bsp", changes).policies().sizing.noise == noise
 
 

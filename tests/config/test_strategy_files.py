@@ -157,9 +157,7 @@ def test_a_mistake_is_named_by_file_line_and_key_with_a_remedy(
         ("stop.rounds=[", "--set stop.rounds=[", "is not YAML", "Quote it"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_named_as_such(
-    tmp_path: Path, override: str, place: str, problem: str, remedy: str
-) -> None:
+def test_a_mistake_in_a_command_is_named(tmp_path: Path, override: str, place: str, problem: str, remedy: str) -> None:
     error = complaint(tmp_path, GOOD, override)
     assert error.place.endswith(place)
     assert problem in f"{error.place} {error.problem}"
@@ -192,9 +190,7 @@ NO_VALUES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("value", "problem"), NO_VALUES, ids=[value[:12] for value, _ in NO_VALUES])
-def test_what_yaml_can_make_nothing_of_is_one_mistake_in_a_file_and_on_the_command_line(
-    tmp_path: Path, value: str, problem: str
-) -> None:
+def test_bad_yaml_is_one_mistake_in_a_file_and_on_the_command_line(tmp_path: Path, value: str, problem: str) -> None:
     in_file = complaint(tmp_path, GOOD.replace("steps: 20", f"steps: {value}"))
     said = complaint(tmp_path, GOOD, f"local.steps={value}")
     assert in_file.place.endswith("mine.yaml, line 5")
@@ -327,9 +323,7 @@ SQUARED = "{kind: linear, loss: squared, data: {kind: sparse, features: 30, targ
         ("{kind: custom, file: mine.py}", [-2.5, 0.0, 3.5], []),
     ],
 )
-def test_a_target_is_one_that_the_task_may_reach(
-    tmp_path: Path, task: str, good: list[float], bad: list[float]
-) -> None:
+def test_a_target_is_one_that_a_task_may_reach(tmp_path: Path, task: str, good: list[float], bad: list[float]) -> None:
     text = GOOD.replace("{kind: digits}", task)
     config = load(tmp_path, text)
     for target in good:

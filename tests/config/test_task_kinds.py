@@ -162,9 +162,7 @@ def test_metrics_that_a_task_returns_in_error_are_not_left_out(tmp_path: Path) -
         measuring(load(tmp_path, "{kind: custom, file: twice.py}"))
 
 
-def test_a_task_that_the_server_cannot_build_is_said_once_and_leaves_metrics_open(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unbuilt_task_is_said_once_and_leaves_metrics_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What they are, only silos know: no metrics by mistake, and none that were named left out."""
     config = load(tmp_path, "{kind: custom, file: elsewhere.py}")
     assert measuring(config).evaluation.metrics is None

@@ -14,9 +14,7 @@ LOOKS = [
 
 @pytest.mark.parametrize(("value", "meant"), LOOKS)
 @pytest.mark.parametrize("key", ["seed", "name", "train_config.x", "local.resources"])
-def test_a_value_that_means_something_else_than_it_looks_is_refused(
-    tmp_path: Path, value: str, meant: str, key: str
-) -> None:
+def test_a_value_that_means_other_than_it_looks_is_refused(tmp_path: Path, value: str, meant: str, key: str) -> None:
     section, _, inner = key.rpartition(".")
     shown = value.removeprefix("!!int ").strip("'")
     error = complaint(tmp_path, GOOD, f"{key}={value}")

@@ -123,9 +123,7 @@ orders = st.tuples(st.integers(1, 4096), st.floats(1e-6, 1e6))
 
 
 @given(st.lists(orders, min_size=1, max_size=30), st.floats(1e-3, 1e9))
-def test_whatever_was_seen_the_curve_is_one_that_a_machine_can_have(
-    seen: list[tuple[int, float]], speed: float
-) -> None:
+def test_whatever_was_seen_a_machine_can_have_the_curve(seen: list[tuple[int, float]], speed: float) -> None:
     fit = None
     for size, seconds in seen:
         fit = FITTER.observe(fit, size, seconds)

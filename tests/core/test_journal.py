@@ -59,9 +59,7 @@ def test_an_entry_can_be_read_as_soon_as_it_is_written_and_all_decide_the_same_a
         {"overhead_s": {"load": math.nan}},
     ],
 )
-def test_a_refused_report_with_numbers_that_json_lacks_can_be_written_and_replayed(
-    tmp_path: Path, bad: dict[str, Any]
-) -> None:
+def test_a_refused_report_with_numbers_json_lacks_is_written_and_replayed(tmp_path: Path, bad: dict[str, Any]) -> None:
     """Otherwise one silo's NaN ends the server's run, in the recorder."""
     coordinator, first = begin("a", "b")
     entries = [Coordinator(policies()).handle(joined("a", "b"), 0.0)]
@@ -121,10 +119,7 @@ def test_a_file_without_a_header_is_no_journal(tmp_path: Path, text: str) -> Non
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        (
-            '{"fedsync":"0.1","seed":7}',
-            "of format 1, written by FedSync 0.1; this FedSync reads format 3 only",
-        ),
+        ('{"fedsync":"0.1","seed":7}', "of format 1, written by FedSync 0.1; this FedSync reads format 3 only"),
         ('{"format":99}', "a journal of format 99; this"),
     ],
 )

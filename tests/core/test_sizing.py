@@ -278,9 +278,7 @@ def test_a_newcomer_in_mid_round_gets_the_mean_and_does_not_begin_a_round() -> N
 @pytest.mark.parametrize("scale", [Scale.BATCH, Scale.STEPS])
 @pytest.mark.parametrize("balancer", [PROPORTIONAL, EqualisingBalancer()], ids=["proportional", "equalise"])
 @given(speeds=st.lists(st.floats(1, 1e4), min_size=2, max_size=6))
-def test_the_work_of_silos_stays_comparable_where_masks_want_that(
-    scale: Scale, balancer: Any, speeds: list[float]
-) -> None:
+def test_work_stays_comparable_where_masks_want_that(scale: Scale, balancer: Any, speeds: list[float]) -> None:
     work = plan([silo(speed) for speed in speeds], balancer=balancer, scale=scale, within=4.0)
     amounts = [each.steps * each.batch_size for each in work]
     assert max(amounts) <= 4 * min(amounts)

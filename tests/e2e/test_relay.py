@@ -109,9 +109,7 @@ def _running(folder: Path, regions: Mapping[str, str], alone: str, overrides: li
 
 
 @pytest.mark.full
-def test_silos_behind_a_relay_are_in_all_rounds_also_after_a_part_of_it_was_killed(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_silos_behind_a_relay_are_in_all_rounds_though_it_is_killed(tmp_path_factory: pytest.TempPathFactory) -> None:
     with _running(tmp_path_factory.mktemp("r"), {"north": "ab"}, "c", [DIGITS, *SEALED]) as run:
         run.all_are_in()
         for what in ("app", "agent", "uplink", "superlink"):

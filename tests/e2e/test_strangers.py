@@ -166,9 +166,7 @@ def test_a_stranger_is_refused_and_the_silos_stay_as_they_were(stranger: str, fe
     assert federation.nodes() == {"berlin": "registered"}
 
 
-def test_a_server_whose_certificate_has_expired_hears_nothing_from_a_silo(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_a_server_with_an_expired_certificate_hears_nothing_from_a_silo(federation: Federation, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     old = datetime.now(UTC) - timedelta(days=10)
     files = make_server_certificate(Authority.at(federation.folder / "certs"), ["localhost"], tmp_path, 5, old)
@@ -186,9 +184,7 @@ def test_without_tls_the_server_says_nothing(federation: Federation) -> None:
         assert b"HTTP" not in plain.recv(4096)
 
 
-def test_the_silo_that_is_registered_works_for_a_run_that_is_stopped_and_whose_server_is_killed(
-    federation: Federation,
-) -> None:
+def test_the_registered_silo_works_for_a_run_that_is_stopped_and_whose_server_is_killed(federation: Federation) -> None:
     process = fedsync("silo", "start", "--silo", "berlin.yaml", cwd=federation.folder)
     try:
         wait_for(lambda: federation.nodes() == {"berlin": "online"}, "the silo did not join")

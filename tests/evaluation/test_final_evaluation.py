@@ -48,12 +48,7 @@ def test_the_last_version_is_scored_by_one_that_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [
-        SiloLost(2.0, "b", "gone"),
-        WorkFailed(2.0, "b", "b/2", "broken"),
-        SiloJoined(2.0, "b", SiloFacts(1000)),
-        None,
-    ],
+    [SiloLost(2.0, "b", "gone"), WorkFailed(2.0, "b", "b/2", "broken"), SiloJoined(2.0, "b", SiloFacts(1000)), None],
     ids=lambda event: type(event).__name__,
 )
 def test_a_silo_that_cannot_score_is_not_waited_for(event: Event | None) -> None:

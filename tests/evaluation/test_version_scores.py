@@ -140,9 +140,7 @@ happenings = st.one_of(
 
 
 @given(st.lists(happenings, min_size=1, max_size=40))
-def test_a_rolling_score_is_the_pool_of_the_newest_evaluations_exactly(
-    happens: list[tuple[str, Evaluation | None]],
-) -> None:
+def test_a_rolling_score_is_exactly_the_newest_evaluations_pool(happens: list[tuple[str, Evaluation | None]]) -> None:
     """Silos evaluate one version after the other, each alone, or are lost; two others stay as they are."""
     scores, newest = Scores(), {"x": Evaluation(0.1, 0.2, 3), "y": Evaluation(-7.3, 1e-9, 5)}
     settled(scores, 0, **newest)

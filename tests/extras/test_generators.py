@@ -69,9 +69,7 @@ def test_digits_are_images_that_can_be_told_apart_but_are_not_trivial() -> None:
         ("pyarrow", TableSource("a.parquet").shape),
     ],
 )
-def test_a_missing_library_is_explained(
-    library: str, read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_libraries_are_told(library: str, read: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=r'pip install .*"\.\[sim\]"'):
         read()

@@ -117,9 +117,7 @@ def test_a_checkpoint_that_knows_more_than_the_journal_is_left_by_a_machine_that
 
 
 @pytest.mark.parametrize("kind", ["plain", "pad"])
-def test_the_journal_is_on_disk_before_what_depends_on_it(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_is_on_disk_before_what_needs_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[tuple[str, bool]] = []
     main = threading.current_thread()
 
@@ -156,7 +154,7 @@ def test_fields_are_written_by_name(tmp_path: Path) -> None:
         ("pad", COMMIT, "another", False),
     ],
 )
-def test_silos_begin_anew_where_they_may_know_more_and_it_is_said_once(
+def test_silos_that_may_know_more_begin_anew_and_say_so(
     kind: str, behind: bytes, boot: str, anew: bool, tmp_path: Path
 ) -> None:
     """A commit behind the checkpoint: under encryption nobody has heard of it, for none goes out without one."""

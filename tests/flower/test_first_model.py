@@ -66,9 +66,7 @@ def test_where_no_silo_has_a_model_the_last_problem_is_told() -> None:
 
 
 @pytest.mark.parametrize(("first", "soon"), [(fails, {"look_s": 0.001}), (silent, {"ask_s": 0.01})])
-def test_a_silo_that_had_no_model_and_one_that_lost_the_question_are_asked_again_later(
-    first: MemorySilo, soon: dict[str, float]
-) -> None:
+def test_silos_without_a_model_or_the_question_are_asked_again_later(first: MemorySilo, soon: dict[str, float]) -> None:
     found, _ = ask_for_model(silos_of(Turns(first)), "{}", replace(LONG, **soon))
     np.testing.assert_array_equal(found, WEIGHTS)
 

@@ -207,9 +207,7 @@ def test_who_was_struck_off_is_out_while_the_superlink_is_away(up: Served) -> No
     assert [peer.name for peer in made.peers()] == ["paris"]
 
 
-def test_a_model_lies_at_the_hub_once_for_all_and_goes(
-    up: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_at_the_hub_once_and_goes(up: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silos = Silos(up, {11: "berlin", 12: "paris"})
     made, publish = transport(silos), Mock(wraps=up.hub.publish)
     monkeypatch.setattr(up.hub, "publish", publish)
@@ -228,9 +226,7 @@ def test_a_model_lies_at_the_hub_once_for_all_and_goes(
     assert len(list(blobs.iterdir())) == 1
 
 
-def test_a_server_without_a_place_for_a_hub_asks_in_flowers_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_a_hub_asks_in_flowers_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HUB, raising=False)
     with way_to_silos(DirectGrid(1), tmp_path) as silos:
         assert isinstance(silos, GridTransport)

@@ -173,9 +173,7 @@ JOINING: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("place", JOINING)
-def test_nothing_of_what_is_raised_while_it_joins_leaves_the_silo(
-    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_nothing_raised_at_a_join_leaves_the_silo(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     owner, name = JOINING[place]
     for kind, make in ERRORS.items():
         message, context = joining(JOIN)

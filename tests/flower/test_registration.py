@@ -278,9 +278,7 @@ def test_problems_are_raised_together() -> None:
 @pytest.mark.parametrize(
     ("does", "said"), [("answers-not", "the SuperLink is unavailable"), ("raises", "ValueError: no such connection")]
 )
-def test_where_no_superlink_answers_the_silo_is_named_and_nothing_is_put_down(
-    does: str, said: str, flower: FakeFlower, key: Keys
-) -> None:
+def test_without_a_superlink_the_silo_is_named_alone(does: str, said: str, flower: FakeFlower, key: Keys) -> None:
     keys = {"berlin": key("berlin")}
     flower.does(does)
     with pytest.raises(RunError, match=f"the key of 'berlin' could not be registered: .*{said}"):

@@ -56,9 +56,7 @@ def _all_are_one(models: list[np.ndarray]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
-def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_an_encrypted_run_ends_as_a_plain_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """What rounding adds, and training makes of it, stays far below what training moves."""
     summary, models = _start(tmp_path / "sealed", monkeypatch, "fedavg", f"cipher={{kind: {kind}}}")
     monkeypatch.delenv(KEYS)
@@ -72,9 +70,7 @@ def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
 
 
 @pytest.mark.slow
-def test_the_server_s_files_and_messages_have_no_key_and_no_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_s_files_and_messages_have_no_key_or_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
 
     def listening(message: Message, context: Context) -> Message | None:
@@ -138,9 +134,7 @@ def test_a_server_without_its_key_file_says_so(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_that_does_not_reveal_costs_a_round_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions: list[str] = []
 
     def forgetful(message: Message, context: Context) -> Message | None:
@@ -159,9 +153,7 @@ def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
 
 
 @pytest.mark.slow
-def test_a_silo_that_is_lost_while_the_last_sum_is_opened_is_not_asked_to_evaluate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_lost_as_the_last_sum_opens_is_not_asked_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The final evaluation waits for the sum, and the loss ends this wait."""
     scores_are_sealed = False
 

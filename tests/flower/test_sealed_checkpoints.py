@@ -57,9 +57,7 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sealed_sum_of_many_checkpoints_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server keeps dozens of them, and its checkpoints grew by each, which is in all of them."""
     out, cipher = tmp_path / "run", "cipher={kind: bfv}"
     cut_off(strategy_in(out, cipher, "stop.rounds=6", keys=keys_for(tmp_path, monkeypatch, cipher)), version=4)
@@ -70,9 +68,7 @@ def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
 
 
 @pytest.mark.slow
-def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos_keep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_died_unsaved_goes_on_with_what_silos_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing goes out before a checkpoint is there: of the last commit in the journal nobody has heard."""
     out, cipher = tmp_path / "run", "cipher={kind: pad}"
     keys = keys_for(tmp_path, monkeypatch, cipher)
@@ -113,9 +109,7 @@ def test_the_last_version_of_an_encrypted_run_is_scored_although_the_server_died
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pad", "masked"])
-def test_a_checkpoint_of_a_request_amid_the_last_scores_loses_none_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_checkpoint_amid_last_scores_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """It has the updates of two silos, whose masks do not fit those of one that joins again: all send theirs again."""
     out, given = tmp_path / "run", [f"cipher={{kind: {kind}}}", "stop.rounds=2"]
     keys = keys_for(tmp_path, monkeypatch, *given)
@@ -163,9 +157,7 @@ def test_an_encrypted_run_goes_on_from_before_what_silos_have(
 
 
 @pytest.mark.slow
-def test_a_server_that_was_set_back_to_a_backup_says_so_and_the_way_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_set_back_to_a_backup_says_so_and_the_way_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silos refuse to follow it back, which is right; the run ends with the reason, instead of waiting for ever."""
     monkeypatch.setattr(cut_off_runs, "TIMING", replace(cut_off_runs.TIMING, join_timeout_s=8.0))
     out, cipher = tmp_path / "run", "cipher={kind: bfv}"
@@ -183,9 +175,7 @@ def test_a_server_that_was_set_back_to_a_backup_says_so_and_the_way_on(
 
 
 @pytest.mark.slow
-def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_encrypted_run_sends_is_in_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What silos added and the server forgot could never be made up for: the disk is full at the second commit."""
     out, cipher = tmp_path / "run", "cipher={kind: pad}"
     keys = keys_for(tmp_path, monkeypatch, cipher)
@@ -236,9 +226,7 @@ def test_the_rollback_waits_for_the_sum_before_it(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_before_the_sum_is_open_still_goes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_dies_before_the_sum_opens_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, keys = tmp_path / "run", keys_for(tmp_path, monkeypatch, *ROLLBACK)
 
     dies = killed_when(lambda request: isinstance(request, Question) and '"Rollback"' in (out / JOURNAL).read_text())

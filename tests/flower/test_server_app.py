@@ -41,9 +41,7 @@ def test_why_a_run_failed_is_left_for_who_waits_for_it(tmp_path: Path) -> None:
     assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ ERROR the run failed: .*nowhere.yaml", line)
 
 
-def test_a_process_that_finds_a_full_disk_is_no_run_that_waits_for_its_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_with_a_full_disk_is_no_run_that_waits_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / APP).mkdir()
 
     def full(*arguments: object) -> None:

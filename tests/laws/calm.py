@@ -56,12 +56,7 @@ def _serve(watch: Watch) -> None:
 def _arrival(name: str, order: WorkOrder, steps: int, now_s: float) -> UpdateArrived:
     samples = steps * order.batch_size
     report = WorkReport(
-        order.base_version,
-        steps,
-        samples,
-        samples / SPEED,
-        1.0 / order.round,
-        evaluation=Evaluation(100.0, 25.0, 50),
+        order.base_version, steps, samples, samples / SPEED, 1.0 / order.round, evaluation=Evaluation(100.0, 25.0, 50)
     )
     return UpdateArrived(now_s, UpdateMeta.of(name, order, report, 5000, 40), report)
 

@@ -127,9 +127,7 @@ def test_a_superstep_ends_with_the_last_of_those_that_were_stopped() -> None:
 
 
 @given(steps=st.tuples(*[st.integers(1, 4)] * 2), cost_s=st.sampled_from([0.0, 0.5]), slack=st.sampled_from([0.0, 0.2]))
-def test_silos_stop_when_the_round_would_be_over_with_the_right_sizes(
-    steps: tuple[int, int], cost_s: float, slack: float
-) -> None:
+def test_silos_stop_when_right_sizes_would_end_the_round(steps: tuple[int, int], cost_s: float, slack: float) -> None:
     """Orders of 40 samples. a trains 1 s; then b and c tell of steps, and are half through the one that they are in."""
     rounds = Rounds(OnTime(slack, report_s=99.0), overheads={"a": cost_s})
     rounds.join("a", "b", "c")

@@ -51,9 +51,7 @@ def test_the_runs_seed_decides_the_seed_of_every_order() -> None:
 
 
 @pytest.mark.parametrize(("curve", "launch_s"), [({"kind": "affine"}, 0.1), ({"kind": "linear"}, 0.0)])
-def test_what_a_step_costs_besides_its_samples_is_learned_where_the_strategy_says_so(
-    curve: dict[str, str], launch_s: float
-) -> None:
+def test_what_a_step_costs_besides_samples_is_learned_where_told_so(curve: dict[str, str], launch_s: float) -> None:
     """A tenth of a second in every step of every silo, exactly."""
     case = ("balancer", "proportional", {"curve": curve, "multiple": 5})
     policies = policies_of(case, {"rounds": 24})

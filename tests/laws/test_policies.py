@@ -98,11 +98,7 @@ def _discount(settings: dict[str, Any]) -> Callable[[int], float]:
     return lambda age: 1.0 if age <= grace else 1 / (slope * (age - grace) + 1)
 
 
-@given(
-    steps=st.integers(1, 40),
-    momentum=st.sampled_from([0.0, 0.5, 0.9]),
-    pull=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
-)
+@given(steps=st.integers(1, 40), momentum=st.sampled_from([0.0, 0.5, 0.9]), pull=st.sampled_from([0.0, 0.01, 0.3, 1.0]))
 def test_progress_is_how_far_a_constant_gradient_leads(steps: int, momentum: float, pull: float) -> None:
     """FedNova's a_i, step by step: the velocity takes up the gradient less the pull back to where the silo began."""
     way = speed = 0.0

@@ -54,13 +54,9 @@ def test_a_cap_ends_a_round_on_the_dot_or_with_the_first(durations: list[int], c
 
 @settings(max_examples=80)
 @given(
-    durations=quarters,
-    needed=st.sampled_from([0.2, 1 / 3, 0.5, 0.6, 0.75, 1.0]) | st.integers(1, 8),
-    late=late_rules,
+    durations=quarters, needed=st.sampled_from([0.2, 1 / 3, 0.5, 0.6, 0.75, 1.0]) | st.integers(1, 8), late=late_rules
 )
-def test_a_quorum_ends_a_round_with_the_silo_that_fills_it(
-    durations: list[int], needed: float | int, late: LateRule
-) -> None:
+def test_a_quorum_ends_a_round_with_its_last_silo(durations: list[int], needed: float | int, late: LateRule) -> None:
     """A share of the silos, or so many; all, if there are fewer."""
     share = isinstance(needed, float)
     quorum = Quorum(Bsp(), share=needed, late=late) if share else Quorum(Bsp(), count=int(needed), late=late)
@@ -166,8 +162,7 @@ def test_others_do_not_wait_for_one_that_rests() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapper",
-    [Capped(Bsp(), 1e6), Quorum(Bsp(), share=1.0), Deadline(Bsp(), floor_s=1e6), Fraction(Bsp(), 1.0)],
+    "wrapper", [Capped(Bsp(), 1e6), Quorum(Bsp(), share=1.0), Deadline(Bsp(), floor_s=1e6), Fraction(Bsp(), 1.0)]
 )
 def test_a_wrapper_that_never_binds_changes_nothing(wrapper: BarrierPolicy[object]) -> None:
     plain, wrapped = Rounds(Bsp()), Rounds(wrapper)

@@ -248,11 +248,7 @@ class Books:
         self.proven.add(name)
         overhead_s = max(at_s - silo.since_s - report.compute_s, 0.0)
         self.silos[name] = SiloView(
-            silo.facts,
-            clock=silo.clock + 1,
-            since_s=at_s,
-            samples=silo.samples + report.samples,
-            overhead_s=overhead_s,
+            silo.facts, clock=silo.clock + 1, since_s=at_s, samples=silo.samples + report.samples, overhead_s=overhead_s
         )
         speed, newest = report.samples / report.compute_s, getattr(self.policies.predictor, "alpha", 1.0)
         self.speeds[name] = newest * speed + (1 - newest) * self.speeds.get(name, speed)

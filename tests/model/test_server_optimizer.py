@@ -12,15 +12,7 @@ from fedsync.model.cautious_adam import Cautious, Tensor
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.control_variates import ControlVariates
 from fedsync.model.layout import Vector
-from fedsync.model.server_optimizer import (
-    LARGEST,
-    TINY,
-    Adaptive,
-    Backing,
-    HeavyBall,
-    Moments,
-    ServerOptimizer,
-)
+from fedsync.model.server_optimizer import LARGEST, TINY, Adaptive, Backing, HeavyBall, Moments, ServerOptimizer
 from tests.model.stores import vector
 
 MEMORY = ArrayKeeper()
@@ -85,9 +77,7 @@ def test_steps_by_hand(kind: str) -> None:
         (0, [], 1.0),
     ],
 )
-def test_the_rate_falls_with_what_is_older_than_the_grace(
-    grace: int | None, staleness: list[int], expected: float
-) -> None:
+def test_the_rate_falls_with_updates_beyond_the_grace(grace: int | None, staleness: list[int], expected: float) -> None:
     assert HeavyBall(0.9, 1.0, grace).pace(staleness) == expected
 
 

@@ -129,9 +129,7 @@ def test_a_run_that_begins_has_no_best_of_another_and_one_that_goes_on_has(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_does_not_end_a_run_but_is_said_at_its_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_ends_no_run_but_is_said_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def full(path: Path, vector: Vector) -> None:
         raise ConfigError(str(path), "cannot be written: no space", "Make room")
 

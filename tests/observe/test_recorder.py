@@ -113,9 +113,7 @@ def test_a_resumed_run_keeps_its_target_unless_it_is_given_another(
     assert resumed.finish()["target_accuracy"] == found
 
 
-def test_a_process_killed_while_a_run_resumes_leaves_what_another_resumes_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_killed_resuming_leaves_what_others_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration is written again on each resumption: its files are whole at any instant."""
     run(tmp_path, Counting())
     names, dump = ("config.yaml", "silos.yaml"), yaml.dump

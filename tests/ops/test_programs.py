@@ -96,9 +96,7 @@ def test_a_run_brings_its_client_into_a_room_without_keys(tmp_path: Path) -> Non
     assert "/k" not in room
 
 
-def test_code_from_the_server_runs_beside_the_data_only_where_the_owner_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_from_the_server_meets_data_if_the_owner_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "room" in plan(SILO, tmp_path, code="installed")
     shipped = plan(SILO, tmp_path)
     assert list(shipped) == ["agent", "supernode"] and "--isolation" not in shipped["supernode"].command

@@ -29,9 +29,7 @@ def struck(config: ServerStartConfig) -> list[str]:
     return found
 
 
-def test_a_revocation_that_was_killed_leaves_the_silo_in_no_hub(
-    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_revocation_leaves_silos_in_no_hub(config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after the SuperLink took the keys back; the next command finds none, and records the revocation."""
     note_registered(Path(config.state), {"rome": "registered"})
     monkeypatch.setattr(start, "revoke_keys", Mock(side_effect=KeyboardInterrupt))

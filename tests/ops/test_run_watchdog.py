@@ -139,9 +139,7 @@ def test_a_run_that_somebody_else_resumes_costs_no_try(server: Server) -> None:
     assert server.resumed == [(2.0, "a")]
 
 
-def test_a_run_that_never_has_a_version_is_not_said_to_have_one(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_without_a_version_is_not_said_to_have_one(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """As a relay's."""
     caplog.set_level("INFO")
     folder = server.run("a")
@@ -210,9 +208,7 @@ def test_a_process_that_outlives_its_stopped_run_is_ended(server: Server) -> Non
     assert server.ended == ["a"], "the time counts from when it was seen first"
 
 
-def test_a_run_that_failed_is_told_of_and_one_that_was_stopped_is_not(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_run_is_told_of_and_a_stopped_one_is_not(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")  # whatever a test before this one has set: the folder's own name has "failed" in it
     old, folder = server.run("old"), server.run("new")
     write_error(old, RunError("before this server began"))
@@ -243,9 +239,7 @@ def test_the_resumption_of_an_older_run_does_not_hide_that_the_newest_failed(ser
     assert server.keeper.status()["failed"] == {str(newest): "the disk is full. Free it"}, "its folder is named once"
 
 
-def test_a_checkpoint_that_vanishes_while_it_is_measured_is_no_trouble(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_that_vanishes_meanwhile_is_no_trouble(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """A run at work replaces its checkpoints all the time; a link without a target stands for a file just gone."""
     folder = server.run("a")
     (folder / "checkpoints" / "1.ckpt").symlink_to("gone")
@@ -253,9 +247,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_measured_is_no_trouble(
     assert server.resumed == [(0.0, "a")] and "could not be cared for" not in caplog.text
 
 
-def test_a_full_disk_takes_no_tries_and_its_runs_go_on_within_a_minute(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_takes_no_tries_and_runs_go_on_in_a_minute(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run died at work. Another was submitted while the disk was full, and Flower could not begin it."""
     free = 0
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))

@@ -101,9 +101,7 @@ def at_work(folder: Path, first: str = "pass") -> Iterator[subprocess.Popen[str]
             process.kill()
 
 
-def test_who_only_looks_at_a_lock_does_not_keep_it_from_its_taker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_looks_at_a_lock_does_not_keep_it_from_its_taker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody looks just when it is to be taken: whoever wants it tries once more."""
     looker = (tmp_path / RUN_LOCK).open("a")
     fcntl.flock(looker, fcntl.LOCK_EX)
@@ -167,18 +165,14 @@ def test_a_run_in_a_moved_folder_goes_on_there(config: ServerStartConfig, superl
 
 
 @pytest.mark.parametrize("target", [None, 0.0, -2.5, 0.9])
-def test_a_target_arrives_at_the_server_s_process(
-    target: float | None, config: ServerStartConfig, superlink: SuperLink
-) -> None:
+def test_a_target_arrives_at_its_server(target: float | None, config: ServerStartConfig, superlink: SuperLink) -> None:
     submit_run(config, STRATEGY, target_accuracy=target)
     # As Flower hands them over, every value as text.
     assert target_of({key: str(value) for key, value in superlink.runs[0].items()}) == target
 
 
 @pytest.mark.parametrize("file", [DONE_FILE, ERROR_FILE])
-def test_a_run_that_ended_by_itself_is_left_alone(
-    file: str, folder: Path, superlink: SuperLink, keeper: RunWatchdog
-) -> None:
+def test_a_run_that_has_ended_is_let_be(file: str, folder: Path, superlink: SuperLink, keeper: RunWatchdog) -> None:
     begin_and_die(folder)
     (folder / file).write_text("{}")
     keeper.look(0.0)
@@ -197,11 +191,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_anew_where_it_was(
 
 
 def test_an_operator_stops_and_resumes(
-    config: ServerStartConfig,
-    superlink: SuperLink,
-    keeper: RunWatchdog,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    config: ServerStartConfig, superlink: SuperLink, keeper: RunWatchdog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with at_work(folder) as process:
         with pytest.raises(BusyError, match="the run is at work"):
@@ -315,9 +305,7 @@ def test_operator_and_keeper_do_not_resume_a_run_at_once(
     assert len(superlink.runs) == 2 and superlink.ended == ["1"]
 
 
-def test_the_keeper_leaves_alone_what_was_stopped_before_it_came_to_it(
-    config: ServerStartConfig, superlink: SuperLink, folder: Path
-) -> None:
+def test_the_keeper_leaves_alone_what_is_stopped(config: ServerStartConfig, superlink: SuperLink, folder: Path) -> None:
     begin_and_die(folder)
     assert phase(folder) is Phase.DIED
     stop_run(folder)

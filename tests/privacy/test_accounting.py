@@ -122,9 +122,7 @@ def test_weights_by_precision_of_a_large_model_keep_their_ratio() -> None:
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0, 3.3, 6.0])
-def test_noise_is_found_in_few_compositions_however_fast_epsilon_falls(
-    power: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_is_found_in_few_compositions_however_steep(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A composition takes seconds. With epsilon 8 it falls with the power 3.3, and the bound is a quarter above it."""
     composed = list[float]()
 

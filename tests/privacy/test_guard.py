@@ -86,9 +86,7 @@ def test_an_order_that_ends_early_counts_the_steps_that_it_did(folder: Path) -> 
 
 
 @pytest.mark.parametrize("error", [Diverged("training", "something is not finite", "Look for it"), SystemExit(1)])
-def test_an_order_that_fails_counts_all_of_its_steps(
-    error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_order_counts_all_steps(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it fails may tell what a step found: a server asks for steps so long that a weight overflows or not."""
     subject, gradients, steps = session(folder, {"score_noise": SCORED.noise}), PrivateTrainer._gradients, []
 
@@ -104,9 +102,7 @@ def test_an_order_that_fails_counts_all_of_its_steps(
     assert entered(folder) == {STEP: 3, SCORED: 1}
 
 
-def test_an_order_that_goes_on_after_its_hang_was_told_gives_nothing_back(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_order_that_goes_on_after_its_hang_gives_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server knows that it hung, which may depend on the data; the process may live for seconds after that."""
     subject, gradients, job, steps = session(folder), PrivateTrainer._gradients, OrderJob(ORDER), []
     job.halt.set()
@@ -122,9 +118,7 @@ def test_an_order_that_goes_on_after_its_hang_was_told_gives_nothing_back(
     assert len(steps) == 1 and subject.last is None and entered(folder) == {STEP: 3}
 
 
-def test_all_that_an_order_may_release_is_on_disk_before_its_first_step(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_releases_of_an_order_are_on_disk_before_its_first_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill or a hang at any later instant, which may depend on the data, finds it there; the payload comes before."""
     subject, gradients, released = session(folder, {"score_noise": SCORED.noise}), PrivateTrainer._gradients, Seen()
     monkeypatch.setattr(PrivateTrainer, "_gradients", lambda *given: released.after(entered(folder), gradients(*given)))
@@ -261,9 +255,7 @@ def test_a_run_without_privacy_is_refused_where_there_is_a_budget(folder: Path) 
 
 
 @pytest.mark.slow
-def test_what_a_simulated_silo_spends_is_kept_for_the_run_s_result_over_restarts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_simulated_silo_spends_is_kept_over_restarts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As trainers in processes of their own keep it; the second silo has a budget, the others have none."""
     monkeypatch.setenv(STATE, str(folder))
     small = BudgetConfig(epsilon=6.0, delta=1e-2)
@@ -408,8 +400,7 @@ def test_a_restart_plans_the_rest_of_the_run_and_not_the_whole_run_again(folder:
 
 
 @pytest.mark.parametrize(
-    ("finished", "version", "orders"),
-    [(0, 0, 10), (7, -(10**9), 10), (7, 0, 10), (7, 6, 4), (7, 8, 3), (7, 10**9, 3)],
+    ("finished", "version", "orders"), [(0, 0, 10), (7, -(10**9), 10), (7, 0, 10), (7, 6, 4), (7, 8, 3), (7, 10**9, 3)]
 )
 def test_versions_that_a_server_orders_again_are_planned_again_and_no_longer_run_whatever_it_calls_them(
     finished: int, version: int, orders: int, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -200,9 +200,7 @@ def test_an_older_ledger_is_noticed_by_the_audit_log(folder: Path) -> None:
         audited(folder)
 
 
-def test_an_entry_of_another_run_at_the_same_time_makes_no_ledger_an_older_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_of_another_run_makes_no_ledger_an_older_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other run has to wait until this ledger is compared with the audit log."""
     other = audited(folder)
     other.enter("run", "a/1", {STEP: 5})

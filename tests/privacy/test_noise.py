@@ -67,9 +67,7 @@ def test_noise_of_virtual_time_follows_the_order_s_seed_alone() -> None:
         assert not noise(random, 3, deviation=0.0).any()
 
 
-def test_each_number_of_noise_is_added_once_and_of_another_type_none_that_was_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_number_of_noise_is_added_once_and_none_again_in_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter(range(1, 2**24))
 
     def fill(self: SystemRandom, block: torch.Tensor) -> None:

@@ -151,9 +151,7 @@ def test_an_order_beyond_the_silo_s_budget_is_refused(tmp_path: Path) -> None:
         (NOISY, SILO.model_copy(update={"largest_clip": 0.5}), "allows at most 0.5"),
     ],
 )
-def test_what_the_owner_demands_is_kept(
-    privacy: dict[str, Any], budget: BudgetConfig, problem: str, tmp_path: Path
-) -> None:
+def test_the_owners_demand_is_kept(privacy: dict[str, Any], budget: BudgetConfig, problem: str, tmp_path: Path) -> None:
     with pytest.raises(OwnerRefusal, match=problem):
         session(tmp_path, strategy(privacy=privacy), budget)
 

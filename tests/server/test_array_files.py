@@ -292,9 +292,7 @@ def test_a_damaged_array_is_noticed_and_the_checkpoint_before_is_gone_on_from(
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_older_checkpoints_stay_until_a_newer_one_outlives_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
-) -> None:
+def test_older_checkpoints_stay_until_one_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     server, slow, settle = Server(tmp_path / "run", keep=keep), threading.Event(), ArrayFiles.settle
 
     def waits(arrays: ArrayFiles, names: Any) -> None:

@@ -135,9 +135,7 @@ def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: 
     replay(tmp_path / JOURNAL)
 
 
-def test_a_silo_that_leaves_while_a_resumed_run_waits_for_others_is_not_asked_to_evaluate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_leaves_a_resumed_run_that_waits_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _dies_in_its_last_evaluation(tmp_path)
     monkeypatch.setattr(cut_off_runs, "TIMING", replace(cut_off_runs.TIMING, look_s=0.1, return_timeout_s=2.0))
 
@@ -180,9 +178,7 @@ def test_a_run_that_was_cut_off_between_two_evaluations_goes_on(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty"])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_a_damaged_checkpoint_gives_way_to_one(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str) -> None:
     cut_off(strategy_in(tmp_path), version=2)
     newest = tmp_path / FOLDER / "2.ckpt"
     data = newest.read_bytes()
@@ -220,9 +216,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         strategy_in(out, resume=True).start(DirectGrid(3))
 
 
-def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_another_version_or_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_off(strategy_in(tmp_path), version=1)
     with monkeypatch.context() as patch:
         patch.setattr("fedsync.server.checkpoints.__version__", "99.0")

@@ -180,9 +180,7 @@ def test_nodes_behind_a_relay_are_nodes_and_the_relay_is_none() -> None:
 
 
 @pytest.mark.parametrize(("regions", "may"), [(None, False), ({}, False), ({"north": ["a"]}, True)])
-def test_where_nodes_have_names_only_those_that_the_server_names_are_relays(
-    regions: dict[str, list[str]] | None, may: bool
-) -> None:
+def test_where_nodes_have_names_the_server_names_relays(regions: dict[str, list[str]] | None, may: bool) -> None:
     """Any silo could else speak for others."""
     nodes = Nodes(named({1: "north", 2: "b"}), Admission(silos=["a", "b"] if may else None, regions=regions))
     nodes.look()

@@ -127,9 +127,7 @@ def test_questions_are_bounded_and_those_that_are_left_are_read_next(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"type":"Stop","reason":"x"}', b'{"type":"DropSilo","silo":"a","more":1}', b" " * 5000]
 )
-def test_what_is_no_question_is_refused_at_once_and_nothing_comes_of_it(
-    tmp_path: Path, desk: OperatorRequests, content: bytes
-) -> None:
+def test_what_is_no_question_is_refused_without_effect(tmp_path: Path, desk: OperatorRequests, content: bytes) -> None:
     path = put(tmp_path, content)
     assert desk.events(0.0) == []
     assert not path.exists()
@@ -138,9 +136,7 @@ def test_what_is_no_question_is_refused_at_once_and_nothing_comes_of_it(
 
 
 @pytest.mark.parametrize("rule", [ChangeStop(seconds=float("nan")), ChangeStop(rounds=0), ChangeStop()])
-def test_a_number_that_no_rule_can_have_is_refused_before_the_run_is_asked(
-    tmp_path: Path, desk: OperatorRequests, rule: ChangeStop
-) -> None:
+def test_a_number_that_no_rule_has_is_refused_first(tmp_path: Path, desk: OperatorRequests, rule: ChangeStop) -> None:
     with pytest.raises(ConfigError, match="Nothing was changed"):
         ask(tmp_path, rule, wait_s=0.0)
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["listening"]

@@ -64,9 +64,7 @@ def test_a_silo_that_spoils_every_sum_is_left_out_and_the_run_learns(
     assert len(models) <= 2 and summary["accuracy"] is not None, "all but the one that is out have the newest"
 
 
-def test_where_every_silo_is_needed_nobody_is_left_out_and_the_result_says_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_all_silos_are_needed_none_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = run(tmp_path, monkeypatch, "cipher={kind: pad}", "stop.rounds=4")
     assert summary["lost"] == []
     (note,) = [note for note in summary["notes"] if "one silo made" in note]

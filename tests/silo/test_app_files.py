@@ -37,9 +37,7 @@ def spec(task: str) -> RunSpec:
     return RunSpec.of(StrategyConfig.load("fedavg", [f"task={task}"]), None, 2)
 
 
-def test_files_of_the_app_go_first_and_elsewhere_paths_stay_as_they_are(
-    app: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_apps_files_go_first_and_elsewhere_paths_stay(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(task: str) -> Any:
         return OwnerPolicy().checked(spec(task), 0).task
 
@@ -60,9 +58,7 @@ def test_a_process_that_has_no_app_names_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run_s", ["", "/apps/mine"])
-def test_a_trainer_is_started_with_the_app_of_its_run(
-    run_s: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_starts_with_the_app_of_its_run(run_s: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent has trainers of many runs, each with an app of its own; a process of Flower's has one."""
     noted = tmp_path / "noted"
     tmp_path.chmod(0o700)

@@ -82,9 +82,7 @@ def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
 
 
 @pytest.mark.slow
-def test_trainers_are_forked_outlive_their_server_and_start_by_themselves_without_it(
-    root: Path, server: subprocess.Popen[bytes]
-) -> None:
+def test_trainers_are_forked_outlive_and_do_without_their_server(root: Path, server: subprocess.Popen[bytes]) -> None:
     """The last test with the server."""
     links = [link(index) for index in range(3)]
     one, two = (greeted(each, name) for each, name in zip(links[:2], "ab", strict=True))

@@ -64,9 +64,7 @@ def test_a_flood_of_joins_is_cut(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_owner_says_where_hubs_may_be_and_whom_they_have_to_prove(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_says_where_hubs_may_be_and_what_they_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ca.crt").write_text("OWNER'S")
     owner = {"hub_hosts": ["fed.example"], "authority": str(tmp_path / "ca.crt")}
     monkeypatch.setenv(ALLOWED, json.dumps(owner))

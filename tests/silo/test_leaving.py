@@ -67,9 +67,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Server:
         *((False, True, 31.0, False), (False, True, 901.0, True), (True, True, 1000.0, False)),
     ],
 )
-def test_only_an_idle_trainer_makes_room(
-    busy: bool, unrevealed: bool, idle_s: float, ends: bool, server: _Server
-) -> None:
+def test_an_idle_trainer_makes_room(busy: bool, unrevealed: bool, idle_s: float, ends: bool, server: _Server) -> None:
     service: Any = SimpleNamespace(busy=busy, unrevealed=unrevealed)
     server.loaded(service)
     server._asked_at_s = time.monotonic() - idle_s
@@ -86,9 +84,7 @@ def calling(server: _Server, folder: Path) -> Connection:
     return caller
 
 
-def test_nobody_leaves_while_an_answer_is_on_its_way(
-    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_leaves_before_its_answer_has(server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident_trainer, "_IN_MEMORY_BYTES", 2**30)
     caller = calling(server, tmp_path)
     assert caller.poll(10.0), "the header is here, and 16 MB are more than a socket takes"
@@ -101,9 +97,7 @@ def test_nobody_leaves_while_an_answer_is_on_its_way(
     assert server._asked_at_s >= begin_s, "idle since the answer, not since the question"
 
 
-def test_a_large_answer_is_a_file_that_goes_with_its_map(
-    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_answer_is_a_file_of_its_map(server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket carries its name. On a full disk it carries the answer."""
 
     def asked() -> tuple[Payload, int]:

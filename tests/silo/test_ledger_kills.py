@@ -37,9 +37,7 @@ def trainer(left: set[str], begun: dict[str, int]) -> Any:
     ("times", "missing", "too_often"),
     [(0, 1, 0), (STEPS - 1, 1, 0), (STEPS, 0, 0), (2 * STEPS, 0, 0), (3 * STEPS, 0, 1)],
 )
-def test_a_ledger_that_lacks_what_left_or_has_too_much_is_noticed(
-    tmp_path: Path, times: int, missing: int, too_often: int
-) -> None:
+def test_ledgers_of_too_little_or_too_much_are_found(tmp_path: Path, times: int, missing: int, too_often: int) -> None:
     file = tmp_path / "state" / "privacy" / "data.jsonl"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"kind": "spent", "run": "run-0 ab", "of": "silo-a/1", "times": times}) + "\n")

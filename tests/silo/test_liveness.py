@@ -44,9 +44,7 @@ def mute(tmp_path: Path) -> Iterator[int]:
         yield pid
 
 
-def test_the_health_file_tells_of_a_trainer_that_does_not_answer(
-    mute: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_health_file_tells_of_silent_trainers(mute: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "PROBE_S", 0.01)
     (tmp_path / "b").mkdir()  # where nobody is
     trainers = Trainers(tmp_path)

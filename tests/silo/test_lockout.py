@@ -175,9 +175,7 @@ def test_after_three_forgeries_a_silo_answers_nothing_in_any_run(keys: Ring) -> 
     "error",
     [RunError("ended by signal 9"), UserCodeError("raises"), RuntimeError("a bug"), ProtocolError(SERVER, "x", "y")],
 )
-def test_what_trains_here_and_fails_forges_nothing(
-    keys: Ring, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_training_code_that_fails_forges_nothing(keys: Ring, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(GuardedTrainer, "initial_model", Mock(side_effect=error))
     session = service("one")._session
     for _ in range(LIMIT):

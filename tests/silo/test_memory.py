@@ -52,9 +52,7 @@ def test_an_order_takes_its_update_and_no_more(service: TrainerService, received
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", [Bf16(), Fp16(), Int8()], ids=["bf16", "fp16", "int8"])
-def test_an_order_takes_no_more_where_its_update_travels_in_fewer_bits(
-    wire: WireFormat, received: Vector, tmp_path: Path
-) -> None:
+def test_an_order_takes_no_more_memory_for_fewer_bits(wire: WireFormat, received: Vector, tmp_path: Path) -> None:
     """The update becomes what is owed in its own memory, and what travels a file, span by span."""
     silo = made(tmp_path / "silo", f"wire={{up: {type(wire).__name__.lower()}}}")
     with traced() as taken:

@@ -141,9 +141,7 @@ def ran(kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
-def test_the_model_of_an_encrypted_run_is_written(
-    kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encrypted_model_is_written(kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = ran(kind, file, tmp_path, monkeypatch)
     assert not (tmp_path / "run" / "model.pt").exists()
     said = export(file, tmp_path / "out" / "new")

@@ -195,9 +195,7 @@ def test_every_round_is_the_paper_s_to_float32(killed: str, decay: float, tmp_pa
             federation.restart(name)
 
 
-def test_an_order_that_was_not_saved_is_done_again_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_order_not_saved_is_done_again_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer dies between the two files: what the order proposed is there, the order is not."""
     calm = Federation(tmp_path / "calm", strategy(tmp_path))
     shaken = Federation(tmp_path / "shaken", strategy(tmp_path))
@@ -217,9 +215,7 @@ def test_an_order_that_was_not_saved_is_done_again_with_the_same_bits(
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "bit", "head"])
-def test_a_silo_that_lost_its_variate_says_so_and_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_a_silo_without_its_variate_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str) -> None:
     federation = Federation(tmp_path, strategy(tmp_path))
     steps = {"a": 9, "b": 9, "c": 9}
     federation.round(steps)

@@ -176,9 +176,7 @@ def test_a_trainer_says_how_long_its_silo_is_there(
     assert refused == Refused(Refusal.AWAY, refused.text if isinstance(refused, Refused) else "", 15 * 3600.0)
 
 
-def test_an_order_that_is_halted_goes_on_until_enough_samples_are_in_it(
-    service: TrainerService, vector: Vector
-) -> None:
+def test_a_halted_order_goes_on_until_enough_samples_are_in_it(service: TrainerService, vector: Vector) -> None:
     exchange(service.ask, Train(order(1, batch_size=4, max_steps=10**6), 0.0), vector)
     report, _ = exchange(service.ask, Collect("a/1", None, halt=True))
     assert report.samples >= 12  # type: ignore[union-attr]

@@ -72,9 +72,7 @@ def test_a_run_seals_as_its_owner_demands(cipher: dict[str, Any], seal: dict[str
         ([], [], None),
     ],
 )
-def test_what_travels_in_the_clear_must_be_named_by_the_owner(
-    only: list[str], clear: list[str], told: str | None, masked: bool
-) -> None:
+def test_owners_name_what_is_in_the_clear(only: list[str], clear: list[str], told: str | None, masked: bool) -> None:
     inner = {"kind": "bfv", "only": only, **TWO}
     made = plan({"kind": "masked", "inner": inner} if masked else inner)
     refusal = rf"^cipher\.only: {told} travel in the clear.*seal\.clear of silo\.yaml"
@@ -204,9 +202,7 @@ def test_other_silos_files_are_none_of_this_silos(folder: Path) -> None:
         allowed.checked(spec(csv(own, theirs)), 0)
 
 
-def test_a_run_asks_for_data_by_the_name_that_each_owner_gave_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_asks_for_data_by_the_name_each_owner_gave(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsync.config.silo_start.LONGEST_STATE", 200)
     own = folder / "mine" / "data.npz"
     (folder / "mine" / "beside.npz").write_bytes(b"")

@@ -37,9 +37,7 @@ def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, stay
     assert left(tmp_path) == list(stay)
 
 
-def test_a_folder_that_another_process_removes_meanwhile_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_removed_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor, the agent and trainers clean up at the same time, and an error would end the supervisor."""
 
     def other_process(path: Path) -> int:

@@ -168,9 +168,7 @@ def test_a_first_answer_waits_for_others_a_tenth_of_what_it_took(relay: RelaySer
 
 
 @pytest.mark.parametrize("event", ["answer", "silo", "time", "session"])
-def test_the_oldest_request_is_answered_when_there_is_something_to_say(
-    event: str, relay: RelayService, silos: Silos
-) -> None:
+def test_the_oldest_request_is_answered_when_there_is_news(event: str, relay: RelayService, silos: Silos) -> None:
     ask(relay, request(train("a")))
     told: Told = {}
     first, second = (hold(relay, told, name, request(hold_s=100.0)) for name in ("first", "second"))

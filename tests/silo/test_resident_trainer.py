@@ -212,9 +212,7 @@ class Slow(Task):
 """
 
 
-def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_trainer_is_let_be_and_found_later(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     task = StrategyConfig.load("fedavg", [f"task={{kind: custom, file: {tmp_path / 'slow.py'}}}"]).task
     slow = identity(run="slow", task=task)

@@ -52,18 +52,6 @@ def test_equalise_learns_curves_and_reaches_the_optimum_in_the_third_round(tmp_p
     assert result.round_seconds()[1] > 1.1 * best_s
 
 
-def test_on_linear_silos_without_overhead_the_two_agree(tmp_path: Path) -> None:
-    silos = machines({"speed": 300.0}, {"speed": 200.0}, {"speed": 100.0})
-    found = {kind: sizes(run(tmp_path / kind, silos, 4, kind=kind)) for kind in ("equalise", "proportional")}
-    assert found["equalise"] == found["proportional"] == [[32, 32, 32], *[[48, 32, 16]] * 3]
-
-
-def test_declared_speeds_are_equalised_from_the_first_round_on(tmp_path: Path) -> None:
-    """Nobody has told of overheads yet; they count from the second round on: 0.96 s is 24 samples a step."""
-    silos = machines({"speed": 100.0, "overhead_s": 0.96}, {"speed": 100.0})
-    assert sizes(run(tmp_path, silos, 3, kind="equalise", speeds="declared")) == [[32, 32], [20, 44], [20, 44]]
-
-
 def test_leader_straggler_gets_there_too_but_in_its_own_time(tmp_path: Path) -> None:
     """Five rounds to look, then five samples a round, and one a round from the first change of places on."""
     result = run(tmp_path, GPUS, 80, kind="leader-straggler")

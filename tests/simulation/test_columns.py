@@ -53,9 +53,7 @@ OTHER = [{**row, "years": row["age"], "word": "many"} for row in ROWS]
         (["age", "sick"], r"'b'.*no column 'dose', and a has"),
     ],
 )
-def test_columns_of_other_names_are_refused_with_silo_and_column(
-    columns: list[str], message: str, tmp_path: Path
-) -> None:
+def test_other_columns_are_refused_with_silo_and_column(columns: list[str], message: str, tmp_path: Path) -> None:
     files = [table(tmp_path / "a.csv", ["age", "dose", "sick"]), table(tmp_path / "b.csv", columns, OTHER)]
     with pytest.raises(ConfigError, match=message):
         run_virtual(config(files), SILOS, tmp_path / "run")

@@ -139,9 +139,7 @@ def poison(value: float) -> Twist:
         (spoil(base_version=5), UpdateArrived, "'version'"),
     ],
 )
-def test_a_fault_costs_that_silo_the_round_and_is_in_the_journal(
-    tmp_path: Path, twist: Twist, kind: type, told: str
-) -> None:
+def test_a_fault_costs_one_silo_its_round_and_is_journaled(tmp_path: Path, twist: Twist, kind: type, told: str) -> None:
     def once(order: WorkOrder, update: Vector, report: WorkReport) -> tuple[Vector, WorkReport]:
         return twist(order, update, report) if order.round == 2 else (update, report)
 

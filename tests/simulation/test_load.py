@@ -82,24 +82,6 @@ def test_contention_comes_from_the_generators_that_the_design_names() -> None:
     assert [factor for _, factor in found] == [0.5 if mean == 30.0 else 1.0 for mean in means]
 
 
-def test_an_order_runs_over_changes_of_state_exactly(tmp_path: Path) -> None:
-    """Ends worked out segment by segment, in plain arithmetic, from the same step function."""
-    config = MarkovConfig(kind="markov", factor=0.25, on_s=2.0, off_s=3.0)
-    silos = machines({"speed": 100.0, "contention": config.model_dump()})
-    result = simulate(tmp_path, silos, FIXED)  # orders of 6.4 s, back to back
-    changes = contention(config, "a", 7, 100)
-    now_s = 0.0
-    for event in result.events(UpdateArrived):
-        left_s = 6.4
-        for (begin_s, factor), (end_s, _) in itertools.pairwise(changes):
-            if end_s <= now_s or left_s <= 0:
-                continue
-            span_s = min((end_s - max(begin_s, now_s)), left_s / factor)
-            left_s, now_s = left_s - span_s * factor, now_s + span_s
-        assert event.at_s == pytest.approx(now_s, rel=1e-9)
-    assert now_s > 3 * 6.4, "contention took place"
-
-
 def test_trace_and_contention_multiply(tmp_path: Path) -> None:
     """The machine's steps are those of the product of the two step functions."""
     (tmp_path / "trace.csv").write_text("seconds,factor\n0,1\n3,0\n5,2\n")

@@ -52,9 +52,7 @@ def run(folder: Path, balancer: str, app: str = APP) -> dict[str, Any]:
     return run_virtual(strategy, silos, folder / "out")
 
 
-def test_a_silo_whose_batches_do_not_follow_orders_is_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_with_batches_of_its_own_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first order has 8 samples a step, as its batches do; from then on it is given 12."""
     say_rounded.cache_clear()
     summary = run(tmp_path, "proportional")

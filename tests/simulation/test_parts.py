@@ -127,9 +127,7 @@ def fit(work, model):
     ("silo", "problem"),
     [("odd", "'b' .*frozen tensors .*same file of weights"), ("wide", "'b' .*other names or shapes")],
 )
-def test_a_silo_that_is_not_alike_is_refused_by_name_before_training(
-    silo: str, problem: str, cipher: str, tmp_path: Path
-) -> None:
+def test_a_silo_not_alike_is_refused_before_training(silo: str, problem: str, cipher: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     task = {"kind": "silo-app", "file": str(tmp_path / "app.py"), "options": {silo: "b"}}
     config = StrategyConfig.load("fedavg", [f"task={json.dumps(task)}", f"cipher={{kind: {cipher}}}"])

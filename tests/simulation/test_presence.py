@@ -35,15 +35,6 @@ def presence(result: Result) -> list[tuple[float, str, str]]:
 # The way to the silos and back.
 
 
-def test_latency_delays_both_ways(tmp_path: Path) -> None:
-    silos = machines({"speed": 100.0, "latency_s": 0.25, "overhead_s": 1.0})
-    result = simulate(tmp_path, silos, FIXED)
-    assert result.round_seconds() == pytest.approx([6.4 + 1.0 + 0.5] * 3)
-    report = result.events(UpdateArrived)[0].report
-    assert report.compute_s == pytest.approx(6.4)
-    assert dict(report.overhead_s) == pytest.approx({"order": 1.0, "transfer": 0.5})
-
-
 def test_bandwidth_counts_the_model_down_and_the_update_up(tmp_path: Path) -> None:
     """The model has 3 float32 values: 12 bytes each way, 192 bits, at 96 bits a second."""
     silos = machines({"speed": 100.0, "bandwidth_mbps": 96e-6, "latency_s": 0.25})

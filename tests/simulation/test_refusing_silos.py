@@ -40,9 +40,7 @@ def silos(budget: dict[str, Any], refusing: str = "b") -> ClusterConfig:
 
 
 @pytest.mark.parametrize(("budget", "code", "reason"), REFUSALS.values(), ids=REFUSALS)
-def test_a_run_goes_on_without_a_silo_that_refuses_it(
-    budget: dict[str, Any], code: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_without_a_refusing_silo(budget: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:
     summary = run_virtual(strategy(tmp_path, "min_silos=2"), silos(budget), tmp_path / "run")
     assert summary["rounds"] == 2 and list(summary["privacy"]) == ["a", "c"]
     assert [(each["silo"], each["why"]) for each in summary["lost"]] == [("b", "it never joined")]

@@ -101,16 +101,6 @@ def test_momentum_takes_silos_where_it_takes_the_server(
 
 
 @pytest.mark.slow
-def test_two_encrypted_runs_with_one_seed_end_with_one_model(tmp_path: Path, models: list[np.ndarray]) -> None:
-    """Keys and ciphertexts differ, journals and models do not."""
-    for folder in ("one", "two"):
-        run_virtual(config("lb-bsp", "cipher={kind: bfv}"), SILOS, tmp_path / folder)
-    np.testing.assert_array_equal(models[0], models[-1])
-    one, two = ((tmp_path / folder / "journal.jsonl").read_bytes() for folder in ("one", "two"))
-    assert one == two
-
-
-@pytest.mark.slow
 def test_a_run_that_goes_on_takes_snapshots_and_a_newcomer_starts_from_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: list[np.ndarray]
 ) -> None:

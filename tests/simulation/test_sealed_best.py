@@ -114,9 +114,7 @@ def test_the_best_version_is_that_of_a_run_in_the_clear(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: pad}"])
-def test_where_the_last_version_is_the_best_its_test_is_that_of_both(
-    cipher: str, tmp_path: Path, held_out: None
-) -> None:
+def test_where_the_last_version_is_the_best_one_test_is_of_both(cipher: str, tmp_path: Path, held_out: None) -> None:
     """Silos are asked once, and the books say it twice, sealed as in the clear."""
     summary = run_virtual(config(cipher, "stop.rounds=2"), SILOS, tmp_path)
     assert summary["best"]["version"] == summary["last"]["version"] == 2

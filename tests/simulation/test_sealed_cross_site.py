@@ -136,9 +136,7 @@ def test_the_model_that_silos_tune_is_the_best_that_they_keep(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_a_silo_that_keeps_another_version_as_the_best_tunes_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_that_keeps_another_best_version_tunes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that has missed the newest sums: its figures would be of another model than the others'."""
     real, late = SiloSession.train, "b"
 
@@ -159,9 +157,7 @@ def test_a_silo_that_keeps_another_version_as_the_best_tunes_none(
 
 
 @pytest.mark.slow
-def test_where_a_silo_has_no_model_of_its_own_nothing_is_told_of_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_silo_has_no_own_model_nothing_is_told_of_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the others' answer, beside one of all, would tell of that one."""
     real = SiloSession.train
 
@@ -178,9 +174,7 @@ def test_where_a_silo_has_no_model_of_its_own_nothing_is_told_of_any(
     assert "local" not in document["metrics"]["accuracy"]["pooled"] and not document["metrics"]["accuracy"]["gain"]
 
 
-def test_without_a_validation_split_nothing_is_trained_apart_and_the_run_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_validation_nothing_is_trained_apart_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change_data(monkeypatch, lambda whole, slot: whole if slot.index else SiloData(whole.train, whole.test))
     summary, document = run(tmp_path, "{kind: pad}")
     assert document == {} and ["validation split" in note for note in summary["notes"]] == [True]

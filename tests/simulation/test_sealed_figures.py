@@ -97,9 +97,7 @@ def test_pooled_figures_are_those_of_a_run_in_the_clear_with_four_digits(tmp_pat
         ("lb-bsp", "stop={rounds: 30, target_accuracy: 0.15}"),
     ],
 )
-def test_the_last_version_has_the_score_that_all_silos_find_in_it(
-    name: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_score_is_all_silos_own(name: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Judged by the model that silos have in the end, which the version with the scores leaves as it was."""
     models: dict[int, bytes] = {}
     receive = EncryptedReplica.receive

@@ -90,9 +90,7 @@ def trained_on(files: list[str], names: tuple[str, ...] = NAMES) -> pd.DataFrame
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cipher", CIPHERS)
-def test_all_silos_standardise_by_what_all_training_rows_have(
-    cipher: str, tmp_path: Path, scales: dict[str, dict[str, ColumnScale]]
-) -> None:
+def test_all_standardise_by_all_rows(cipher: str, tmp_path: Path, scales: dict[str, dict[str, ColumnScale]]) -> None:
     files = tables(tmp_path)
     run_virtual(config(files, f"cipher={cipher}"), cluster(), tmp_path / "run")
     assert set(scales) == set(NAMES)

@@ -79,9 +79,7 @@ def run(folder: Path, task: str, silos: str = "ab") -> dict[str, Any]:
     return run_virtual(StrategyConfig.load(folder / "own.yaml"), cluster, folder / "out")
 
 
-def test_what_data_keeps_stays_with_its_silo_and_one_with_few_samples_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_data_keeps_stays_with_its_silo_and_few_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert run(tmp_path, WEIGHING, "abc")["rounds"] == 2
     assert "silo a holds 8 training samples, fewer than local.batch_size 12: its batches have 8 at most" in caplog.text
 

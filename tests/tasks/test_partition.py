@@ -12,8 +12,7 @@ LABELS = np.repeat(np.arange(10), 60)
 
 
 @pytest.mark.parametrize(
-    "partition",
-    [Iid(), Dirichlet(0.3), Dirichlet(100), Pathological(2), Pathological(10), ByOwner()],
+    "partition", [Iid(), Dirichlet(0.3), Dirichlet(100), Pathological(2), Pathological(10), ByOwner()]
 )
 @pytest.mark.parametrize("count", [5, 7])
 def test_parts_are_sorted_disjoint_and_cover_all(partition: Partition, count: int) -> None:

@@ -74,8 +74,7 @@ def test_tied_weights_travel_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vector", "message"),
-    [(np.zeros(5, np.float32), "has 6 values"), (np.full(6, np.nan, np.float32), "not finite")],
+    ("vector", "message"), [(np.zeros(5, np.float32), "has 6 values"), (np.full(6, np.nan, np.float32), "not finite")]
 )
 def test_bad_vectors_never_reach_the_model(vector: np.ndarray, message: str) -> None:
     module = nn.Linear(2, 2)

@@ -34,9 +34,7 @@ def large(size: int = 3 * BESIDE_BYTES, seed: int = 1) -> Payload:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-def test_a_request_is_held_until_there_is_a_question_or_for_its_time(
-    up: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_held_until_a_question_or_for_its_time(up: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     line = up.joined("a")
     threading.Timer(0.3, up.hub.send, ["a", SiloQuestion("late")]).start()
     begin_s = time.monotonic()

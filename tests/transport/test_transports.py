@@ -186,9 +186,7 @@ def test_each_question_reaches_its_node_once_and_has_one_answer(net: Network) ->
 
 
 @pytest.mark.parametrize("nbytes", [None, 0, 1, BESIDE_BYTES, BESIDE_BYTES + 4, 3_000_000])
-def test_payloads_pass_unchanged_and_an_answer_may_be_as_large_as_its_question_permits(
-    net: Network, nbytes: int | None
-) -> None:
+def test_payloads_pass_unchanged_and_answers_are_as_large_as_questions_permit(net: Network, nbytes: int | None) -> None:
     heard = list[Payload | None]()
 
     def turned(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:

@@ -286,9 +286,7 @@ def spoiled(slot: int, by: int, statistic: int) -> Tally:
         (6 + 5, 2**40, 0, "larger than"),
     ],
 )
-def test_figures_that_no_silos_can_have_found_bring_nothing_and_the_rest_counts(
-    slot: int, by: int, statistic: int, fault: str
-) -> None:
+def test_impossible_figures_bring_nothing_and_the_rest_counts(slot: int, by: int, statistic: int, fault: str) -> None:
     tally = spoiled(slot, by, statistic)
     assert fault in tally.fault and tally.evaluation is None
     assert (tally.count, tally.weight, tally.votes.sum()) == (2, 2, 4)

@@ -21,15 +21,7 @@ from fedsync.cipher.keys.authority import (
     rotate,
 )
 from fedsync.cipher.keys.key_files import write_record
-from fedsync.cipher.keys.keyring import (
-    GROUP_FILE,
-    SILO_FILE,
-    accept,
-    new_silo,
-    open_group,
-    open_ring,
-    open_silo,
-)
+from fedsync.cipher.keys.keyring import GROUP_FILE, SILO_FILE, accept, new_silo, open_group, open_ring, open_silo
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_server_file, unwrap
 from fedsync.cipher.keys.material import Purpose, SiloKeys, open_blob, seal_blob
 from fedsync.common.errors import ConfigError, ProtocolError

@@ -108,9 +108,7 @@ def test_every_flipped_bit_and_every_cut_is_refused() -> None:
             open_blob(group, Purpose.SNAPSHOT, b"", wrong)
 
 
-def test_a_blob_beyond_one_call_of_the_library_has_parts_in_order_and_all_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_blob_beyond_one_call_has_parts_in_order_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of a silo with a model of 110 million values, and the moments of Adam, is longer than 2^31 bytes."""
     monkeypatch.setattr(material, "PART_BYTES", 20)
     group, data = group_of(A), bytes(range(50))

@@ -43,9 +43,7 @@ def folders(home: Path) -> tuple[Path, Path]:
     return admin, silo
 
 
-def test_a_folder_under_a_passphrase_opens_with_it_alone_and_stays_under_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_with_a_passphrase_opens_and_stays_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     admin, silo = folders(tmp_path)
     ring, held = open_ring(silo), open_authority(admin)
     before = {path: path.read_bytes() for folder in (admin, silo) for path in folder.glob("*.key")}

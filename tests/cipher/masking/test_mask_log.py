@@ -178,9 +178,7 @@ _ASKED = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans())
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=_ASKED)
-def test_whatever_is_asked_and_restarted_nothing_is_entered_twice(
-    federation: Federation, asked: list[tuple[int, int, bool]]
-) -> None:
+def test_nothing_is_entered_twice_whatever_is_asked(federation: Federation, asked: list[tuple[int, int, bool]]) -> None:
     ring, run = _ring(federation), hashlib.sha256(str(next(_RUNS)).encode()).digest()
     log = MaskLog(ring, run)
     granted: list[tuple[int, int]] = []
@@ -257,9 +255,7 @@ def test_a_silo_that_failed_before_it_sealed_is_in_the_sum(federation: Federatio
     close(federation.begin("b", 1), INITIAL + mean_of("abcd"))
 
 
-def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
-    federation: Federation, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_with_a_lost_answer_misses_one_round(federation: Federation, caplog: pytest.LogCaptureFixture) -> None:
     federation.begin_all("abcd", 0)
     federation.seal("b", change(9))  # nobody gets it
     federation.begin("b", 0)

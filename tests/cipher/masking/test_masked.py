@@ -94,9 +94,7 @@ def test_who_comes_late_is_in_the_next_round(tmp_path: Path, caplog: pytest.LogC
     close(federation.begin("e", 2), after + np.mean(updates, axis=0), 2)
 
 
-def test_a_silo_whose_book_is_gone_announces_another_key_and_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_without_its_book_announces_another_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
     federation.run_round(0, "abcd")
     folder = open_ring(federation.keys.silos["b"]).folder

@@ -28,13 +28,6 @@ def test_coefficients_are_drawn_from_all_numbers_below_the_prime() -> None:
     assert len(set(slopes)) == 20 and max(slopes) > PRIME // 2**10
 
 
-def test_values_wrap_round_at_the_prime() -> None:
-    """f(x) = 7 + (p - 1) x = 7 - x."""
-    shares = split(_number(7), 2, (1, 8), lambda below: below - 1)
-    assert shares == {1: _number(6, 33), 8: _number(PRIME - 1, 33)}
-    assert join(shares) == _number(7)
-
-
 def test_the_prime_is_one() -> None:
     """Fermat to twelve bases; composites that pass all of them are unknown at this size."""
     assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37))

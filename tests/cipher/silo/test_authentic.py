@@ -133,9 +133,7 @@ def test_what_was_not_changed_is_opened(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("cut", [("a", "b", "c"), ("ab", "c")])
-def test_no_sum_of_fewer_silos_than_the_run_demands_is_opened(
-    cut: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_of_too_few_are_not_opened(cut: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version had enough, in one sum for each silo: every silo decrypted each update alone."""
     federation, gather = Federation(plan("pad", members=2), tmp_path, dict.fromkeys("abc", 10)), Gathered.of
 

@@ -47,9 +47,7 @@ def told(versions: list[str], evaluators: dict[int, int] | None = None) -> list[
         (["abcde", "abcd"], [1]),  # what was told is in no second pool
     ],
 )
-def test_figures_are_of_a_quorum_or_of_more_than_half_with_many_updates(
-    versions: list[str], expected: list[int]
-) -> None:
+def test_figures_are_of_a_quorum_or_of_over_half_with_many_updates(versions: list[str], expected: list[int]) -> None:
     assert [figures.version for figures in told(versions)] == expected
 
 
@@ -86,9 +84,7 @@ def test_an_evaluation_counts_if_all_silos_of_its_version_evaluated_and_they_are
         ({"abcd": 1, "e": 1}, 1),  # all before: silos have no model of it any more
     ],
 )
-def test_a_score_is_of_a_version_that_silos_still_have_if_one_of_them_evaluated_it(
-    bases: dict[str, int], version: int
-) -> None:
+def test_a_score_is_of_a_version_that_silos_have_if_one_evaluated_it(bases: dict[str, int], version: int) -> None:
     """The pool begins with version 2."""
     pool, figures = FigurePool(began=2), None
     for at, (silos, base) in enumerate(bases.items(), 3):

@@ -87,9 +87,7 @@ def test_a_silo_that_does_not_say_how_large_its_updates_are_is_refused_while_it_
 # The silo's disk.
 
 
-def test_a_full_disk_changes_nothing_and_is_over_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_changes_nothing_and_ends_with_new_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = Federation(plan("pad", quorum=9), tmp_path, THREE)
     file = tmp_path / "copy.bin"
     federation.silos["c"] = federation.copy("c", file)

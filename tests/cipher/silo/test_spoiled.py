@@ -203,9 +203,7 @@ def test_what_was_spoiled_is_not_taken_back_after_a_restart_or_a_snapshot(tmp_pa
 
 @pytest.mark.parametrize("what", ["count", "votes", "another run", "another grid"])
 @pytest.mark.parametrize("liar", ["a", "c"])
-def test_one_silo_does_not_keep_a_run_from_beginning(
-    what: str, liar: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_silo_delays_no_beginning(what: str, liar: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its greeting is authentic, and no calibration. All silos refused to begin, and locked themselves."""
     federation = Federation(plan("pad"), tmp_path, THREE)
     silo = federation.silos[liar]
@@ -263,9 +261,7 @@ def test_a_silo_with_a_grid_of_its_own_brings_nothing_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize(("liars", "colluding", "spoiled"), [(1, 1, False), (2, 1, True), (2, 2, False)])
-def test_so_many_bogus_votes_as_silos_may_lie_change_nothing(
-    liars: int, colluding: int, spoiled: bool, tmp_path: Path
-) -> None:
+def test_as_many_bogus_votes_as_liars_change_nothing(liars: int, colluding: int, spoiled: bool, tmp_path: Path) -> None:
     five = dict.fromkeys("abcde", 10)
     federation = Federation(replace(plan("pad", quorum=5), colluding=colluding), tmp_path, five)
     federation.begin_all(five, 0)

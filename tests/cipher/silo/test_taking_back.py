@@ -63,9 +63,7 @@ LIES: dict[str, tuple[int, Lie, str]] = {
 
 
 @pytest.mark.parametrize("what", LIES)
-def test_links_that_do_not_continue_what_a_silo_holds_are_refused(
-    what: str, three_rounds: Federation, tmp_path: Path
-) -> None:
+def test_links_that_do_not_continue_a_silos_are_refused(what: str, three_rounds: Federation, tmp_path: Path) -> None:
     version, lie, check = LIES[what]
     silo, links = holding(three_rounds, tmp_path, version), lie(three_rounds)
     with refused(silo, check):
@@ -80,9 +78,7 @@ def test_what_is_taken_back_with_other_values_in_the_clear_is_refused(tmp_path: 
         silo.receive(to(1, undo(replace(entry, clear=bytes(len(entry.clear))))), 2)
 
 
-def test_a_message_has_a_link_for_each_version_and_begins_where_the_silo_is(
-    three_rounds: Federation, tmp_path: Path
-) -> None:
+def test_a_message_begins_where_the_silo_is_with_a_link_a_version(three_rounds: Federation, tmp_path: Path) -> None:
     silo, third = holding(three_rounds, tmp_path, 1), three_rounds.aggregator._chain.links[2]
     with refused(silo, "catch-up"):
         silo.receive(CatchUp(Start.HELD, 1, 3, (third,)).encode(), 3)

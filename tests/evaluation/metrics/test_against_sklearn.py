@@ -16,15 +16,7 @@ from fedsync.evaluation.metrics.metric_types import _T, Sums, number
 from fedsync.evaluation.metrics.moments import ERRORS, PairCounts
 from fedsync.evaluation.metrics.named import NAMES, classification, regression, shipped
 from fedsync.evaluation.metrics.score_histograms import FINE, GROUPS, ScoreCounts, edges, middles
-from tests.evaluation.metrics.make import (
-    Floats,
-    Labels,
-    block_sums,
-    class_sums,
-    error_sums,
-    rounded,
-    score_sums,
-)
+from tests.evaluation.metrics.make import Floats, Labels, block_sums, class_sums, error_sums, rounded, score_sums
 
 sk = pytest.importorskip("sklearn.metrics")
 

@@ -253,9 +253,7 @@ def took_part(state: Path, spec: RunSpec, share: int, at_s: float) -> None:
 
 
 @pytest.mark.parametrize(("linked", "why"), [(False, "data"), (True, r"rows\.csv")])
-def test_what_the_owner_has_closed_stays_closed(
-    run: Path, tmp_path: Path, state: Path, *, linked: bool, why: str
-) -> None:
+def test_what_the_owner_closed_stays_closed(run: Path, tmp_path: Path, state: Path, *, linked: bool, why: str) -> None:
     """The run names a file that is not below the folders of silo.yaml, or a hard link below them to a closed one."""
     file, mine = tmp_path / "silo.yaml", tmp_path / "mine"
     rows = state / "kept.csv" if linked else tmp_path / "closed.csv"

@@ -353,9 +353,7 @@ def running_server(certificates: Path, port: int, state: Path, **told: object) -
     return ServerStartConfig(host="127.0.0.1", port=port, certificates=str(certificates), state=str(state))
 
 
-def test_a_renewed_certificate_that_is_not_served_yet_is_a_failure(
-    port: int, certificates: Path, tmp_path: Path
-) -> None:
+def test_a_renewed_certificate_not_served_yet_is_a_failure(port: int, certificates: Path, tmp_path: Path) -> None:
     renewed = tmp_path / "certs"
     shutil.copytree(certificates, renewed)
 

@@ -102,9 +102,7 @@ def as_predicted(rounds: int, share: float = 1.0) -> list[float]:
         (3.0, 4, 1.0, True),  # three gains of 1.232 s each are more than 3 s
     ],
 )
-def test_a_stage_goes_on_until_its_time_is_over_or_the_loss_falls_behind(
-    stage_s: float, rounds: int, share: float, ends: bool
-) -> None:
+def test_a_stage_goes_on_until_time_or_its_loss_ends_it(stage_s: float, rounds: int, share: float, ends: bool) -> None:
     """Then there are new trials."""
     policy = replace(FITTED, stage_s=stage_s)
     attempts = follow(policy, [10.0, 9.0, 8.2, 10.0, 8.6, *as_predicted(rounds, share)], cost_s=0.5)[5:]

@@ -141,9 +141,7 @@ def test_another_token_opens_nothing(server: PageServer, token: str | None) -> N
 
 @pytest.mark.parametrize("without", ["Cookie", "X_FedSync_Key", "both"])
 @pytest.mark.parametrize("path", ["/run", "/ask"])
-def test_cookie_and_key_are_needed_for_everything_about_the_run(
-    server: PageServer, asked: Asked, path: str, without: str
-) -> None:
+def test_cookie_and_key_are_needed_for_all_of_a_run(server: PageServer, asked: Asked, path: str, without: str) -> None:
     """Cookies go to every port of this machine, and to every page that another of its users serves."""
     known = enter(server)
     told = {name: value for name, value in known.items() if without not in (name, "both")}

@@ -14,10 +14,7 @@ def image(value: float) -> list[float]:
     return [value] * 16
 
 
-GOOD = {
-    "f02": {"x": [image(0.25), image(0.5)], "y": [3, 61]},
-    "f01": {"x": [image(1.0)], "y": [0]},
-}
+GOOD = {"f02": {"x": [image(0.25), image(0.5)], "y": [3, 61]}, "f01": {"x": [image(1.0)], "y": [0]}}
 
 
 def write(folder: Path, users: Any, name: str = "all_data_0.json") -> LeafSource:

@@ -149,9 +149,7 @@ def test_a_damaged_file_is_named_and_not_quoted(name: str, content: bytes | str,
         f"from fedsync import Task\nclass {WORD}(Task):\n    model = data = None\n    def __init__(self): {WORD}2",
     ],
 )
-def test_where_a_silo_has_an_owner_its_own_code_is_not_quoted_either(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owners_code_is_not_quoted_either(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "task.py"
     assert WORD in complaint(READERS["custom"], code, path), "whoever tries it out wants to know"
     monkeypatch.setenv("FEDSYNC_ALLOWED", json.dumps({"data": [str(tmp_path)]}))

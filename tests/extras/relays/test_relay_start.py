@@ -75,9 +75,7 @@ def test_a_restarted_relay_has_the_keys_of_its_present_file(config: ServerStartC
     assert json.loads((folder / RUN_FILE).read_text()) == {**record, "settings": {**settings, "keys": "/server.json"}}
 
 
-def test_a_relay_that_cannot_isolate_code_says_which_file_asks_for_it(
-    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relay_without_isolation_says_who_asks_it(config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsync.ops.programs.can_confine", lambda: False)
     with pytest.raises(ConfigError, match=r"server.yaml, upstream: this system cannot isolate .*Landlock"):
         uplink_programs(above(config), Path(config.state))

@@ -44,9 +44,7 @@ def test_a_card_has_what_is_known_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("metrics", "noted"), [(None, True), ([], False), (["f1"], False)])
-def test_a_run_whose_metrics_nobody_could_ask_for_says_so(
-    tmp_path: Path, metrics: list[str] | None, noted: bool
-) -> None:
+def test_a_run_whose_metrics_nobody_can_ask_for_says_it(tmp_path: Path, metrics: list[str] | None, noted: bool) -> None:
     two_silos(tmp_path)
     evaluation = {"metrics": metrics, "classes": 2}
     change_header(tmp_path, lambda header: header["config"].update(evaluation=evaluation))
@@ -98,9 +96,7 @@ def test_a_card_says_that_the_barrier_set_the_least_number_of_updates(tmp_path: 
     ("kind", "words"),
     [("dp-sgd", "trained by DP-SGD"), ("silo-noise", "clipped their updates and added noise to them")],
 )
-def test_a_card_says_which_noise_protects_what(
-    kind: str, words: str, cipher: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_card_says_what_noise_protects_what(kind: str, words: str, cipher: dict[str, object], tmp_path: Path) -> None:
     """Single silos' losses and scores did not go to the server as they were."""
     card = settled(tmp_path, cipher=cipher, privacy={"kind": kind, "clip": 1.0, "noise_multiplier": 2.0})
     assert f"- Silos {words} (clip 1, noise 2). Each silo's ledger has what was spent." in card

@@ -10,9 +10,7 @@ from tests.observe.runs import two_silos
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_of_several_lies_in_the_current_folder_and_may_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_of_several_is_here_and_may_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("x", "y"):
         two_silos(tmp_path / name)
     monkeypatch.chdir(tmp_path)

@@ -39,9 +39,7 @@ CHAPTERS += ["work", "waiting", "metrics", "end", "configuration"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_page_is_well_formed_complete_and_the_same_each_time_and_loads_nothing(
-    runs: list[RunData], count: int
-) -> None:
+def test_the_page_is_well_formed_complete_the_same_each_time_and_loads_nothing(runs: list[RunData], count: int) -> None:
     text = page(runs[:count])
     read = Reader(text)
     assert len(read.ids) == len(set(read.ids)), "ids are unique"

@@ -254,10 +254,7 @@ def test_no_value_of_a_vector_is_below_zero_at_a_silo(noise: float) -> None:
     made = task("non-negative", Iid())
     assert isinstance(made, FactorisationTask)
     generator = torch.Generator().manual_seed(3)
-    statistics = {
-        "grams": torch.zeros(7, 2, 2) - noise,
-        "products": 0.1 * torch.randn(7, 2, generator=generator),
-    }
+    statistics = {"grams": torch.zeros(7, 2, 2) - noise, "products": 0.1 * torch.randn(7, 2, generator=generator)}
     x = torch.from_numpy(np.asarray(positive_ratings().inputs))
     for _ in range(3):
         items = made.items(statistics)

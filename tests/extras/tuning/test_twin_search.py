@@ -196,9 +196,7 @@ def test_a_candidate_that_fails_is_last_in_the_ranking(twin: Twin, steps: list[i
 
 
 @pytest.mark.slow
-def test_the_reason_of_a_failure_is_shown_and_what_fails_is_not_applied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_it_fails_is_shown_and_what_fails_is_not_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silos = ClusterConfig(silos=machines({"speed": 300.0}, {"speed": 100.0}))
     run_timing(StrategyConfig.load("lb-bsp", ["stop={rounds: 12}"]), silos, tmp_path)
 

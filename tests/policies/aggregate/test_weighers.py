@@ -6,13 +6,7 @@ import pytest
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.silo_weight import PRECISION_UNIT, Share, Weighting
-from fedsync.policies.aggregate.weighers import (
-    Constant,
-    Discount,
-    Hinge,
-    Polynomial,
-    WeightedMean,
-)
+from fedsync.policies.aggregate.weighers import Constant, Discount, Hinge, Polynomial, WeightedMean
 
 METAS = [
     UpdateMeta("a/1", "a", base_version=2, steps=5, samples=160, examples=700, nbytes=40),

@@ -65,9 +65,7 @@ def test_an_impossible_total_is_said_in_samples(
 
 @pytest.mark.slow
 @given(st.data())
-def test_totals_are_exact_and_multiples_are_kept_wherever_all_bounds_and_the_total_are_some(
-    data: st.DataObject,
-) -> None:
+def test_totals_are_exact_and_multiples_kept_wherever_bounds_and_total_are_some(data: st.DataObject) -> None:
     n, multiple = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 9))
     fine = data.draw(st.booleans())
     unit = multiple if fine else 1

@@ -212,18 +212,14 @@ def test_outputs_that_are_no_numbers_make_no_evaluation(name: str) -> None:
         ("concordance", None, torch.zeros(3), torch.zeros(3)),
     ],
 )
-def test_outputs_and_targets_that_do_not_fit_are_named(
-    name: str, classes: int | None, outputs: Tensor, targets: Tensor
-) -> None:
+def test_outputs_that_do_not_fit_are_named(name: str, classes: int | None, outputs: Tensor, targets: Tensor) -> None:
     with pytest.raises(ConfigError):
         measured([shipped(name, classes)], outputs, targets)
 
 
 @pytest.mark.parametrize("kept", [1, 30, 10**6])
 @pytest.mark.parametrize("size", [1, 7, 60])
-def test_counts_are_the_same_bits_however_batches_are_put_together(
-    kept: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_are_the_same_bits_whatever_the_batches(kept: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs, labels = logits(2)
     times = torch.stack([torch.arange(60) % 9, labels], dim=1)
 

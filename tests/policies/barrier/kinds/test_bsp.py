@@ -32,9 +32,7 @@ def seen(busy: str = "", idle: str = "", pending: str = "") -> ClusterView:
         (True, seen(idle="b", pending="ab"), "ab", "b"),  # a has left
     ],
 )
-def test_commits_and_releases_when_nobody_is_at_work(
-    complete: bool, seen: ClusterView, commit: str, release: str
-) -> None:
+def test_commits_and_releases_when_nobody_works(complete: bool, seen: ClusterView, commit: str, release: str) -> None:
     """Everybody; of a complete round, first those of whom no update is in."""
     state, verdict = Bsp(complete=complete).decide(None, seen)
     assert state is None

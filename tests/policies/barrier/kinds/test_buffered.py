@@ -22,11 +22,7 @@ def test_by_hand(tmp_path: Path) -> None:
         tmp_path, SPEEDS, {"kind": "buffered", "size": 3}, aggregation=aggregation, stop={"rounds": 3, "seconds": 9.0}
     )
     assert begins(result) == {"a": [0, 1, 2, 3, 4, 5], "b": [0, 2, 4], "c": [0, 4]}
-    assert commits(result) == [
-        (2, ["a/1", "a/2", "b/1"]),
-        (4, ["a/3", "b/2", "c/1"]),
-        (6, ["a/4", "a/5", "b/3"]),
-    ]
+    assert commits(result) == [(2, ["a/1", "a/2", "b/1"]), (4, ["a/3", "b/2", "c/1"]), (6, ["a/4", "a/5", "b/3"])]
     weights = [commit.weights for _, commit in result.actions(Commit)]
     assert dict(weights[0]) == pytest.approx(dict.fromkeys(["a/1", "a/2", "b/1"], 0.5))
     assert dict(weights[1]) == pytest.approx({"a/3": 0.5, "b/2": 0.5, "c/1": 0.5 / math.sqrt(2)})
