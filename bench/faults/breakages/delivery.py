@@ -113,8 +113,13 @@ _CHANGES: Changes = {
         ),
         (
             "silos-that-know-more-are-asked-to-go-on",
-            "if _commits_after(journal, position) and _may_be_known(out / FOLDER, checkpoint):",
+            "if _may_be_known(out / FOLDER, checkpoint, _commits_after(journal, position)):",
             "if False:",
+        ),
+        (
+            "silos-go-on-after-a-crash-of-the-machine",
+            "return commits > 1 or (commits == 1 and _boot() not in [file.read_bytes() for file in folder.glob(_BOOT)])",
+            "return commits > 1",
         ),
         (
             "a-new-identity-is-lost-at-the-second-restart",
