@@ -56,6 +56,7 @@ _EXTRAS = {
         **{kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman", "narx")},
         **dict.fromkeys(("lstm", "rnn"), "fedsync.extras.predictors.recurrent"),
     },
+    "barrier": {"fedcompass": "fedsync.extras.compass"},
     "aggregation": dict.fromkeys(("median", "trimmed-mean", "krum"), "fedsync.extras.robust"),
     "interval": {
         **dict.fromkeys(("binary", "linear"), "fedsync.extras.intervals.published"),

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsync.extras.compass import Compass
 from fedsync.extras.intervals.published import FittedInterval
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.intervals import FixedInterval
 from fedsync.policies.barrier.kinds.bulk import Absp, OnTime
-from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
 from fedsync.policies.barrier.kinds.sampled import Sampled, Sampling

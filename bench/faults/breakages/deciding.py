@@ -200,7 +200,7 @@ _POLICIES: Changes = {
             "self.passes * max(silo.facts.examples for silo in view.silos.values()) / view",
         ),
     ),
-    "policies/barrier/kinds/compass.py": (
+    "extras/compass.py": (
         ("fedcompass-waits-for-a-group-for-ever", "if at_work and view.now_s < group.latest_s:", "if at_work:"),
         (
             "fedcompass-does-not-wake-for-the-first-group",

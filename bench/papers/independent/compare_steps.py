@@ -9,7 +9,7 @@ from bench.papers.independent.finding import Finding
 from fedsync.core.orders import LocalWork, SiloFacts, WorkOrder
 from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, SiloView
-from fedsync.policies.barrier.kinds.compass import Compass
+from fedsync.extras.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import find_sync_point
 
 

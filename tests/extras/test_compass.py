@@ -7,7 +7,7 @@ import pytest
 from fedsync.core.actions import Dispatch
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import SiloView, Verdict
-from fedsync.policies.barrier.kinds.compass import ArrivalGroup, Compass, CompassState
+from fedsync.extras.compass import ArrivalGroup, Compass, CompassState
 from tests.policies.barrier.make import commits, meta, race, silo, view
 
 COMPASS = Compass(min_steps=10, max_steps=40, latest_factor=1.25)
