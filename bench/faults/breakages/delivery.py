@@ -118,8 +118,8 @@ _CHANGES: Changes = {
         ),
         (
             "silos-go-on-after-a-crash-of-the-machine",
-            "return commits > 1 or (commits == 1 and _boot() not in [file.read_bytes() for file in folder.glob(_BOOT)])",
-            "return commits > 1",
+            "(commits == 1 and _boot() not in [file.read_bytes() for file in folder.glob(_BOOT)])",
+            "False",
         ),
         (
             "a-new-identity-is-lost-at-the-second-restart",
