@@ -133,13 +133,13 @@ _CHANGES: Changes = {
         ),
         (
             "an-encrypted-run-is-renamed-without-need",
-            "    return torn or json.loads",
-            "    return True or json.loads",
+            "        return torn and commits > 0",
+            "        return commits > 0",
         ),
         (
             "a-torn-checkpoint-is-not-known-to-have-been",
-            "    return torn or json.loads(checkpoint.origin.spec)",
-            "    return json.loads(checkpoint.origin.spec)",
+            "        return torn and commits > 0",
+            "        return False",
         ),
         (
             "silos-do-not-know-under-which-name-the-run-began",
