@@ -214,19 +214,20 @@ def test_a_validation_within_the_loop_is_no_training_time(
     assert [window.speed for window in report.windows] == pytest.approx([8 / 0.1] * steps)
 
 
-def test_state_goes_on_and_an_order_that_fails_leaves_it() -> None:
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_state_goes_on_and_an_order_that_fails_leaves_it(error: type[BaseException]) -> None:
     def loop(work: Work, model: nn.Module, train: Dataset[Any], fail: list[bool]) -> None:
         work.state["orders"] = work.state.get("orders", 0) + 1
         for _ in work.loader(train):
             pass
         if fail:
-            raise OSError("the disk is gone")
+            raise error("the disk is gone")
 
     fail: list[bool] = []
     guest = trainer(loop, fail=fail)
     cursor = guest.run(order(), guest.initial_model(), Cursor()).cursor
     fail.append(True)
-    with pytest.raises(RunError, match=r"test_own_loop.py, line \d+: OSError: the disk is gone"):
+    with pytest.raises(RunError, match=rf"test_own_loop.py, line \d+: {error.__name__}: the disk is gone"):
         guest.run(order(), guest.initial_model(), cursor)
     fail.clear()
     assert json.loads(guest.run(order(), guest.initial_model(), cursor).cursor.state) == {"orders": 2}

@@ -49,7 +49,7 @@ def guarded() -> Iterator[None]:
         yield
     except FedSyncError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit would end a thread, whose order then waits for ever
         if devices.is_out_of_memory(error):
             raise RunError(f"memory ran out: {_first_line(error)}") from error
         stack = traceback.extract_tb(error.__traceback__)
@@ -106,7 +106,7 @@ def watched_loaders() -> Iterator[list[tuple[int, int]]]:
         DataLoader.__iter__ = original  # type: ignore[method-assign]
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     try:
         lines = [line.strip() for line in str(error).splitlines()]
     except Exception:  # the error's own text fails
