@@ -48,7 +48,7 @@ class PrivateSteps(Protocol):
     def handed(self, loader: DataLoader[T], rows: Sequence[Rows]) -> Iterator[T]: ...
 
 
-def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Iterator[T]:
+def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Generator[T, None, None]:
     """Yield batches and count each as a local step, up to ``most`` steps or until ``steps`` ends the order. ``size`` is
     the expected number of samples per batch; None if it is known to be right.
     """
@@ -126,6 +126,7 @@ class Work:
         self._private = private
         self._begun_s: float | None = None
         self._steps: Steps | None = None
+        self._loop: Generator[Any, None, None] | None = None
         self.counts_elsewhere = False
         self.trained = 0  # finished steps, if they are counted elsewhere: the first batch of a further pass
         self.logged: dict[str, list[torch.Tensor]] = {}
@@ -203,7 +204,8 @@ class Work:
         `ConfigError` if the order already has a loop over its steps.
         """
         size = None if isinstance(batches, _Lazily) else self.batch_size
-        yield from counted(batches, self.begun(), self.max_steps, size)
+        self._loop = counted(batches, self.begun(), self.max_steps, size)
+        yield from self._loop
 
     def counter(self) -> Generator[None, None, None]:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
@@ -214,7 +216,13 @@ class Work:
         fetch no batch before the step on the last one.
         """
         self.counts_elsewhere = True
-        return self._count()
+        self._loop = self._count()
+        return self._loop
+
+    def close(self) -> None:
+        """End the loop, whose iterator the training code may keep: its last batch counts, and the clock stops."""
+        if self._loop is not None:
+            self._loop.close()
 
     def _count(self) -> Generator[None, None, None]:
         steps = self.begun()

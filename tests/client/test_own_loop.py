@@ -71,6 +71,20 @@ def test_a_loop_like_the_shipped_one_makes_the_same_update() -> None:
         cursors = ours.cursor, theirs.cursor
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_steps_count_and_are_timed_where_the_loop_keeps_its_iterator(counts: bool) -> None:
+    kept: list[Any] = []
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        kept.append(work.counter() if counts else iter(work.loader(train)))
+        for _ in range(3):
+            next(kept[-1])
+
+    guest = trainer(loop)
+    report = guest.run(order(batch_size=5, max_steps=3), guest.initial_model(), Cursor()).report
+    assert report.steps == 3 - counts and report.compute_s > 0.0 and report.windows
+
+
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": False}])
 def test_batches_are_the_orders_and_what_was_only_fetched_comes_again(options: dict[str, Any]) -> None:
     seen: list[int] = []

@@ -159,6 +159,7 @@ class GuestTrainer(LocalTrainer):
             if self._app.opaque:
                 work.begun()
             self._app.call("train", {"work": work, **self._known})
+            work.close()
             if steps is not None:
                 steps.check(sum(pace.steps for pace in paces))
         return work
