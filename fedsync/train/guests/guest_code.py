@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import sysconfig
 import traceback
@@ -26,6 +27,9 @@ logger = foreign.logger(__name__)
 _OURS, _PYTHON = Path(fedsync.__file__).parent, Path(sysconfig.get_path("stdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
 _MOST_TEXT = 400
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
+"""Frame in the text of an error that PyTorch passes on from a worker process."""
 
 
 @contextmanager
@@ -56,7 +60,11 @@ def guarded() -> Iterator[None]:
         own, installed = _lines(stack)
         if not own and not (installed and _is_installed(Path(stack[-1].filename))):
             raise  # an error in FedSync itself
-        raise UserCodeError(f"{(own or installed)[-1]}: {type(error).__name__}: {_first_line(error)}") from error
+        place, told = (own or installed)[-1], f"{type(error).__name__}: {_first_line(error)}"
+        if told.startswith(f"{type(error).__name__}: Caught ") and (frames := _FRAME.findall(str(error))):
+            beyond, _ = _lines([traceback.FrameSummary(file, int(line), "") for file, line in frames])
+            place, told = (beyond or [place])[-1], _FRAME.split(str(error))[-1].partition("\n")[0][:_MOST_TEXT]
+        raise UserCodeError(f"{place}: {told}") from error
 
 
 def _is_installed(path: Path) -> bool:
