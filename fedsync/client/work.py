@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedsync.client.app import Scalar
 from fedsync.common.errors import ConfigError
@@ -169,6 +169,9 @@ class Work:
         if ours:
             problem = f"{', '.join(ours)}: the order decides which samples are in a batch, and how many"
             raise ConfigError("work.loader", problem, "Leave it out")
+        if isinstance(dataset, IterableDataset):
+            problem = "a stream has no samples by number"
+            raise ConfigError("work.loader", problem, "Loop over work.batches(DataLoader(stream, work.batch_size))")
         if not isinstance(dataset, Sized) or len(dataset) != self._examples:
             problem = f"the data set does not have the {self._examples} samples that setup said"
             raise ConfigError("work.loader", problem, "Give silo.use the same data, or examples=, their number")

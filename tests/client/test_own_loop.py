@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ChainDataset, DataLoader, Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError, Diverged, RunError
@@ -418,6 +418,10 @@ def of_other_data(work: Work) -> None:
     work.loader(TensorDataset(torch.zeros(3)))
 
 
+def of_a_stream(work: Work) -> None:
+    work.loader(ChainDataset([]))
+
+
 def wants_a_net(work: Work, net: nn.Module) -> None:
     """Names what nobody gives."""
 
@@ -428,6 +432,7 @@ def wants_a_net(work: Work, net: nn.Module) -> None:
         (none_taken, "took no batch"),
         (with_a_size, "batch_size, shuffle: the order decides"),
         (of_other_data, f"does not have the {EXAMPLES} samples"),
+        (of_a_stream, r"no samples by number\. Loop over work\.batches"),
         (wants_a_net, r"it takes net, which has no value\. Use work, model, train, val, silo"),
     ],
 )
