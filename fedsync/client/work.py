@@ -126,7 +126,7 @@ class Work:
         self._private = private
         self._begun_s: float | None = None
         self._steps: Steps | None = None
-        self._loop: Generator[Any, None, None] | None = None
+        self._loop: Generator[Any, Any, None] | None = None
         self.counts_elsewhere = False
         self.trained = 0  # finished steps, if they are counted elsewhere: the first batch of a further pass
         self.logged: dict[str, list[torch.Tensor]] = {}
@@ -210,7 +210,7 @@ class Work:
         self._loop = counted(batches, self.begun(), self.max_steps, size)
         yield from self._loop
 
-    def counter(self) -> Generator[None, None, None]:
+    def counter(self) -> Generator[None, object, None]:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
 
         After this call `loader` hands out batches without counting; a second pass continues after the last finished
@@ -227,11 +227,12 @@ class Work:
         if self._loop is not None:
             self._loop.close()
 
-    def _count(self) -> Generator[None, None, None]:
+    def _count(self) -> Generator[None, object, None]:
         steps = self.begun()
         try:
             for _ in range(self.max_steps):
-                yield
+                batch = yield  # None by ``next``, from a library that does not hand it over
+                steps.missized += not (self.is_private or _may_have(batch, self.batch_size))
                 self.trained += 1
                 if not steps.step():
                     return

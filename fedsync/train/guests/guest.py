@@ -129,8 +129,8 @@ class GuestTrainer(LocalTrainer):
         missized = self._sizes.check(
             pace,
             pace.follows,
-            "the batches given to work.batches do not have work.batch_size samples, so balancing does not reach them: "
-            "give them that size, or use work.loader",
+            "its own batches do not have work.batch_size samples, so balancing does not reach them: give them that "
+            "size, or use work.loader",
         )
         means = _means(work.logged)
         loss = means.pop("loss", None)
