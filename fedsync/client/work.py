@@ -66,6 +66,18 @@ def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = No
         steps.finish()
 
 
+def end_loop(loop: Generator[Any, Any, None] | None) -> None:
+    """End a loop over the order's steps, whose iterator training code may keep: its last batch counts, and the clock
+    stops. `ConfigError` if a thread is about to take the next batch.
+    """
+    try:
+        if loop is not None:
+            loop.close()
+    except ValueError as error:
+        problem = "the training function returned, and a thread still takes batches of the order"
+        raise ConfigError("work.loader, steps", problem, "Wait for the end of the thread") from error
+
+
 def refuse_unprivate(library: str, wrong: Mapping[str, bool]) -> None:
     """Raise `ConfigError` for the first option, by its name, that is used and has no private steps."""
     for name, used in wrong.items():
@@ -126,7 +138,7 @@ class Work:
         self._private = private
         self._begun_s: float | None = None
         self._steps: Steps | None = None
-        self._loop: Generator[Any, Any, None] | None = None
+        self.loop: Generator[Any, Any, None] | None = None  # over the order's steps
         self.counts_elsewhere = False
         self.trained = 0  # finished steps, if they are counted elsewhere: the first batch of a further pass
         self.logged: dict[str, list[torch.Tensor]] = {}
@@ -207,8 +219,8 @@ class Work:
         `ConfigError` if the order already has a loop over its steps.
         """
         size = None if isinstance(batches, _Lazily) else self.batch_size
-        self._loop = counted(batches, self.begun(), self.max_steps, size)
-        yield from self._loop
+        self.loop = counted(batches, self.begun(), self.max_steps, size)
+        yield from self.loop
 
     def counter(self) -> Generator[None, object, None]:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
@@ -219,13 +231,8 @@ class Work:
         fetch no batch before the step on the last one.
         """
         self.counts_elsewhere = True
-        self._loop = self._count()
-        return self._loop
-
-    def close(self) -> None:
-        """End the loop, whose iterator the training code may keep: its last batch counts, and the clock stops."""
-        if self._loop is not None:
-            self._loop.close()
+        self.loop = self._count()
+        return self.loop
 
     def _count(self) -> Generator[None, object, None]:
         steps = self.begun()

@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +85,23 @@ def test_steps_count_and_are_timed_where_the_loop_keeps_its_iterator(counts: boo
     guest = trainer(loop)
     report = guest.run(order(batch_size=5, max_steps=3), guest.initial_model(), Cursor()).report
     assert report.steps == 3 - counts and report.compute_s > 0.0 and report.windows
+
+
+def test_a_thread_that_goes_on_after_the_function_is_refused() -> None:
+    inside, over = threading.Event(), threading.Event()
+
+    def batches() -> Iterator[int]:
+        inside.set()
+        yield over.wait()
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        threading.Thread(target=list, args=(work.batches(batches()),)).start()
+        inside.wait()
+
+    guest = trainer(loop)
+    with pytest.raises(ConfigError, match="a thread still takes batches of the order"):
+        guest.run(order(), guest.initial_model(), Cursor())
+    over.set()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": False}])

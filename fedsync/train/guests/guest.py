@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from fedsync.client.app import InUse, Silo, SiloApp
 from fedsync.client.lasting import KeptLoader
-from fedsync.client.work import Rows, Work
+from fedsync.client.work import Rows, Work, end_loop
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.common.rng import Stream, derive_seed
@@ -159,7 +159,7 @@ class GuestTrainer(LocalTrainer):
             if self._app.opaque:
                 work.begun()
             self._app.call("train", {"work": work, **self._known})
-            work.close()
+            end_loop(work.loop)
             if steps is not None:
                 steps.check(sum(pace.steps for pace in paces))
         return work

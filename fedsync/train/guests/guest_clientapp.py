@@ -28,7 +28,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedsync.client.app import Scalar, Silo
-from fedsync.client.work import Steps, counted
+from fedsync.client.work import Steps, counted, end_loop
 from fedsync.common.environment import flower_ids
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.rng import Stream, derive_seed
@@ -235,8 +235,7 @@ class ClientAppTrainer(LocalTrainer):
         with own_code(self._device, order.seed):
             whole = begin()
             content = self._call(message)
-        if steps.loop is not None:
-            steps.loop.close()
+        end_loop(steps.loop)
         pace = steps.pace or whole
         if steps.pace is None:
             pace.jump(order.max_steps)
