@@ -45,7 +45,9 @@ class FedSyncCallback(lightning.Callback):
         if loss is not None:
             # Lightning divides the loss by the number of accumulated batches.
             self._work.log(loss=loss * trainer.accumulate_grad_batches)
-        if next(self._steps, "over"):
+        try:
+            self._steps.send(batch)
+        except StopIteration:
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

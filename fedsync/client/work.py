@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedsync.client.app import Scalar
 from fedsync.common.errors import ConfigError
@@ -48,7 +48,7 @@ class PrivateSteps(Protocol):
     def handed(self, loader: DataLoader[T], rows: Sequence[Rows]) -> Iterator[T]: ...
 
 
-def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Iterator[T]:
+def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Generator[T, None, None]:
     """Yield batches and count each as a local step, up to ``most`` steps or until ``steps`` ends the order. ``size`` is
     the expected number of samples per batch; None if it is known to be right.
     """
@@ -64,6 +64,18 @@ def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = No
                 return
     finally:
         steps.finish()
+
+
+def end_loop(loop: Generator[Any, Any, None] | None) -> None:
+    """End a loop over the order's steps, whose iterator training code may keep: its last batch counts, and the clock
+    stops. `ConfigError` if a thread is about to take the next batch.
+    """
+    try:
+        if loop is not None:
+            loop.close()
+    except ValueError as error:
+        problem = "the training function returned, and a thread still takes batches of the order"
+        raise ConfigError("work.loader, steps", problem, "Wait for the end of the thread") from error
 
 
 def refuse_unprivate(library: str, wrong: Mapping[str, bool]) -> None:
@@ -126,6 +138,7 @@ class Work:
         self._private = private
         self._begun_s: float | None = None
         self._steps: Steps | None = None
+        self.loop: Generator[Any, Any, None] | None = None  # over the order's steps
         self.counts_elsewhere = False
         self.trained = 0  # finished steps, if they are counted elsewhere: the first batch of a further pass
         self.logged: dict[str, list[torch.Tensor]] = {}
@@ -168,6 +181,9 @@ class Work:
         if ours:
             problem = f"{', '.join(ours)}: the order decides which samples are in a batch, and how many"
             raise ConfigError("work.loader", problem, "Leave it out")
+        if isinstance(dataset, IterableDataset):
+            problem = "a stream has no samples by number"
+            raise ConfigError("work.loader", problem, "Loop over work.batches(DataLoader(stream, work.batch_size))")
         if not isinstance(dataset, Sized) or len(dataset) != self._examples:
             problem = f"the data set does not have the {self._examples} samples that setup said"
             raise ConfigError("work.loader", problem, "Give silo.use the same data, or examples=, their number")
@@ -203,9 +219,10 @@ class Work:
         `ConfigError` if the order already has a loop over its steps.
         """
         size = None if isinstance(batches, _Lazily) else self.batch_size
-        yield from counted(batches, self.begun(), self.max_steps, size)
+        self.loop = counted(batches, self.begun(), self.max_steps, size)
+        yield from self.loop
 
-    def counter(self) -> Generator[None, None, None]:
+    def counter(self) -> Generator[None, object, None]:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
 
         After this call `loader` hands out batches without counting; a second pass continues after the last finished
@@ -214,13 +231,15 @@ class Work:
         fetch no batch before the step on the last one.
         """
         self.counts_elsewhere = True
-        return self._count()
+        self.loop = self._count()
+        return self.loop
 
-    def _count(self) -> Generator[None, None, None]:
+    def _count(self) -> Generator[None, object, None]:
         steps = self.begun()
         try:
             for _ in range(self.max_steps):
-                yield
+                batch = yield  # None by ``next``, from a library that does not hand it over
+                steps.missized += not (self.is_private or _may_have(batch, self.batch_size))
                 self.trained += 1
                 if not steps.step():
                     return

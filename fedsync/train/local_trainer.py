@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -335,9 +336,12 @@ class GuardedTrainer:
     """`SiloTrainer` around a `LocalTrainer`; raises `UserCodeError` for errors in user code."""
 
     def __init__(self, make: Callable[[], LocalTrainer]) -> None:
+        before = sys.modules.copy()
         with guarded():
             self._trainer = make()
             self.facts: TrainerFacts = self._trainer.facts()
+        # Silos of one process each have modules of their own, by the same names, under which loader workers pickle.
+        self._modules = {name: each for name, each in sys.modules.copy().items() if before.get(name) is not each}
         self._gains = LocalGains()
 
     @guarded()
@@ -358,10 +362,12 @@ class GuardedTrainer:
 
     @guarded()
     def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **options: Unpack[RunOptions]) -> Outcome:
+        sys.modules.update(self._modules)
         return self._trainer.run(order, base, cursor, **options)
 
     @guarded()
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
+        sys.modules.update(self._modules)
         found = self._trainer.evaluate(model, cursor, split)
         return self._gains.told(subject, found, self._trainer.judged if gains else None)
 

@@ -177,13 +177,14 @@ class Trainer(LocalTrainer):
             self._precision.unscale(self._optimizer)
             # The gradient of ``mu / 2 * |w - base|^2`` (FedProx, Li et al. 2020, arXiv:1812.06127, equation 2).
             for parameter, start in zip(self._parameters, base, strict=False):
-                if parameter.grad is not None:  # a parameter without a gradient has not moved
-                    parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
+                if parameter.grad is not None:  # without one it has not moved; it may be sparse
+                    moved = parameter.detach() - start
+                    parameter.grad = parameter.grad.to_dense().add_(moved, alpha=self._options.proximal)
             if self._options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self._options.clip_norm)
             for parameter, correction in self._corrections:
                 # A parameter without a gradient counts as zero gradient; the correction applies to it as well.
-                parameter.grad = correction.clone() if parameter.grad is None else parameter.grad.add_(correction)
+                parameter.grad = correction.clone() if parameter.grad is None else correction + parameter.grad
             if self._precision.step(self._optimizer):
                 return loss
 

@@ -73,7 +73,8 @@ class Weights:
             if parameter.requires_grad and parameter.data_ptr() not in known:
                 problem = f"the model trains {name}, and its state_dict() leaves it out or copies it"
                 raise ConfigError("task.model", problem, "Return the parameter itself")
-        trained = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+        # Keras keeps running statistics as parameters without a gradient.
+        trained = {each.untyped_storage().data_ptr() for each in module.parameters() if each.requires_grad}
         buffers = tuple(name for name, tensor in named.items() if tensor.untyped_storage().data_ptr() not in trained)
         shapes = tuple(tuple(tensor.shape) for tensor in named.values())
         self.layout = Layout(tuple(named), shapes, buffers if len(buffers) < len(named) else ())
@@ -112,7 +113,7 @@ class Weights:
             for tensor, part in zip(tensors, self._parts, strict=True):
                 _set(tensor, part)
         for name, tensor in zip(self.layout.names, tensors, strict=True):
-            if name.endswith("running_var"):
+            if name.endswith(("running_var", "moving_variance")):
                 tensor.clamp_(min=0)  # stale updates can add up to less in encrypted sums, and its root would be NaN
 
     def read(self) -> Vector:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedsync.client import Work, steps
-from fedsync.core.orders import Cursor
+from fedsync.core.orders import MISSIZED, Cursor
 from fedsync.train.silo_trainer import Outcome
 from tests.client.clientapps import app_of, hosted, loader
 from tests.client.test_own_loop import plain_sgd, trainer
@@ -143,13 +143,15 @@ def test_an_order_ends_before_the_least_number_of_steps_of_a_trainer(least: dict
     assert theirs.update == pytest.approx(ours.update, rel=1e-6, abs=1e-9)
 
 
-def test_lightning_may_have_its_own_batches() -> None:
+@pytest.mark.parametrize("size", [8, 3])
+def test_lightning_may_have_its_own_batches(size: int) -> None:
     def own(work: Work, model: nn.Module, train: Any) -> None:
-        by_lightning(given=DataLoader(train, batch_size=work.batch_size, shuffle=True))(work, model, train)
+        by_lightning(given=DataLoader(train, batch_size=size, shuffle=True))(work, model, train)
 
     report = run(own, batch_size=8, max_steps=12).report
     assert report.steps == 12 > EXAMPLES // 8, "passes follow one another"
     assert report.compute_s > 0
+    assert (MISSIZED in report.metrics) == (size != 8), "the server learns that balancing does not reach them"
 
 
 class Itself(Wrapped):

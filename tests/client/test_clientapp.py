@@ -53,6 +53,18 @@ def test_an_app_that_counts_batches_has_the_samples_of_its_loader(held: int) -> 
     assert hosted(app_of(loop)).examples == held
 
 
+def test_all_steps_of_an_app_that_keeps_its_iterator_count() -> None:
+    kept: list[Iterator[Any]] = []
+
+    def loop(msg: Message, context: Context, model: nn.Module) -> dict[str, float]:
+        kept.append(iter(steps(msg, loader(5))))
+        return {"train_loss": sum(float(next(kept[-1])[0].mean()) for _ in range(3))}
+
+    guest = hosted(app_of(loop))
+    report = guest.run(order(batch_size=5, max_steps=3), guest.initial_model(), Cursor()).report
+    assert report.steps == 3 and report.compute_s > 0.0
+
+
 ROWS = SubsetRandomSampler(range(300))  # the others are for validation
 
 

@@ -10,8 +10,10 @@ import torch
 from torch.utils.data import Dataset
 
 from fedsync.client.lasting import LastingLoader, Piece
+from fedsync.common.errors import UserCodeError
 from fedsync.core.orders import Cursor
 from fedsync.train.batches import Sampler
+from fedsync.train.guests.guest_code import guarded
 
 EXAMPLES = 40
 
@@ -96,6 +98,11 @@ def test_an_error_counts_where_its_piece_is_wanted_and_the_next_order_goes_on() 
     with pytest.raises(KeyError, match=f"no sample {bad}"):
         list(subject.order(walk(Cursor(), 4), 5))
     assert [batch[0].tolist() for batch in subject.order(walk(Cursor(), 4), 4)] == rows(Cursor(), 4, 4)
+
+
+def test_an_error_of_a_worker_is_told_by_its_own_line_and_words() -> None:
+    with pytest.raises(UserCodeError, match=r"test_lasting.py, line 32: KeyError: 'no sample 7'$"), guarded():
+        list(loader(Numbers(bad=7)).order(walk(Cursor(), 4), 10))
 
 
 def test_a_worker_that_dies_ends_the_order_and_the_next_has_new_ones() -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ChainDataset, DataLoader, Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError, Diverged, RunError
@@ -70,6 +72,37 @@ def test_a_loop_like_the_shipped_one_makes_the_same_update() -> None:
         assert (theirs.report.steps, theirs.report.samples) == (9, 63)
         assert (theirs.cursor.epoch, theirs.cursor.position) == (ours.cursor.epoch, ours.cursor.position)
         cursors = ours.cursor, theirs.cursor
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_steps_count_and_are_timed_where_the_loop_keeps_its_iterator(counts: bool) -> None:
+    kept: list[Any] = []
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        kept.append(work.counter() if counts else iter(work.loader(train)))
+        for _ in range(3):
+            next(kept[-1])
+
+    guest = trainer(loop)
+    report = guest.run(order(batch_size=5, max_steps=3), guest.initial_model(), Cursor()).report
+    assert report.steps == 3 - counts and report.compute_s > 0.0 and report.windows
+
+
+def test_a_thread_that_goes_on_after_the_function_is_refused() -> None:
+    inside, over = threading.Event(), threading.Event()
+
+    def batches() -> Iterator[int]:
+        inside.set()
+        yield over.wait()
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        threading.Thread(target=list, args=(work.batches(batches()),)).start()
+        inside.wait()
+
+    guest = trainer(loop)
+    with pytest.raises(ConfigError, match="a thread still takes batches of the order"):
+        guest.run(order(), guest.initial_model(), Cursor())
+    over.set()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": False}])
@@ -213,19 +246,20 @@ def test_a_validation_is_no_training_time(budget_s: float | None, steps: int, mo
     assert [window.speed for window in report.windows] == pytest.approx([8 / 0.1] * steps)
 
 
-def test_state_goes_on_and_an_order_that_fails_leaves_it() -> None:
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_state_goes_on_and_an_order_that_fails_leaves_it(error: type[BaseException]) -> None:
     def loop(work: Work, model: nn.Module, train: Dataset[Any], fail: list[bool]) -> None:
         work.state["orders"] = work.state.get("orders", 0) + 1
         for _ in work.loader(train):
             pass
         if fail:
-            raise OSError("the disk is gone")
+            raise error("the disk is gone")
 
     fail: list[bool] = []
     guest = trainer(loop, fail=fail)
     cursor = guest.run(order(), guest.initial_model(), Cursor()).cursor
     fail.append(True)
-    with pytest.raises(RunError, match=r"test_own_loop.py, line \d+: OSError: the disk is gone"):
+    with pytest.raises(RunError, match=rf"test_own_loop.py, line \d+: {error.__name__}: the disk is gone"):
         guest.run(order(), guest.initial_model(), cursor)
     fail.clear()
     assert json.loads(guest.run(order(), guest.initial_model(), cursor).cursor.state) == {"orders": 2}
@@ -402,6 +436,10 @@ def of_other_data(work: Work) -> None:
     work.loader(TensorDataset(torch.zeros(3)))
 
 
+def of_a_stream(work: Work) -> None:
+    work.loader(ChainDataset([]))
+
+
 def wants_a_net(work: Work, net: nn.Module) -> None:
     """Names what nobody gives."""
 
@@ -412,6 +450,7 @@ def wants_a_net(work: Work, net: nn.Module) -> None:
         (none_taken, "took no batch"),
         (with_a_size, "batch_size, shuffle: the order decides"),
         (of_other_data, f"does not have the {EXAMPLES} samples"),
+        (of_a_stream, r"no samples by number\. Loop over work\.batches"),
         (wants_a_net, r"it takes net, which has no value\. Use work, model, train, val, silo"),
     ],
 )

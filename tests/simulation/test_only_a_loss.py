@@ -44,8 +44,8 @@ task: {kind: silo-app, file: app.py}
 """
 
 
-def run(folder: Path, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    (folder / "app.py").write_text(APP)
+def run(folder: Path, *more: str, app: str = APP) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    (folder / "app.py").write_text(app)
     (folder / "mine.yaml").write_text(STRATEGY)
     silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in ("a", "b")]})
     summary = run_virtual(StrategyConfig.load(folder / "mine.yaml", list(more)), silos, folder / "out")
@@ -67,3 +67,13 @@ def test_patience_goes_by_the_loss(cipher: str, tmp_path: Path) -> None:
     (tmp_path / "diverging").mkdir()
     diverging = run(tmp_path / "diverging", "local.learning_rate=3.5", f"cipher={cipher}")[0]
     assert diverging["rounds"] < 12 and "no better accuracy in 3 evaluated versions" in diverging["stopped_by"]
+
+
+def test_silos_of_one_process_have_workers_that_send_batches_of_a_class_of_the_file(tmp_path: Path) -> None:
+    """The file runs once for each silo, so the class is another one at each."""
+    workers = "num_workers=1, timeout=5, collate_fn=Rows"
+    app = APP.replace("app = SiloApp()", "app = SiloApp()\n\nclass Rows(list):\n    pass")
+    app = app.replace("work.loader(train)", f"work.loader(train, {workers})").replace("for rows", "for (*rows,)")
+    app = app.replace("    optimizer.zero", "    rows = torch.stack(rows)\n        optimizer.zero")
+    summary, _ = run(tmp_path, "stop={rounds: 2}", "min_silos=2", app=app)
+    assert summary["rounds"] == 2 and not summary["notes"]

@@ -53,6 +53,23 @@ def test_the_term_pulls_to_the_base_of_this_order_wherever_that_is() -> None:
     assert updates == [-0.875, -0.875], "not the last order's"
 
 
+def test_the_gradients_of_an_embedding_may_be_sparse() -> None:
+    class Sparse(Slope):
+        def model(self) -> nn.Module:
+            return nn.EmbeddingBag(2, 1, sparse=True)
+
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            return super().loss(model, [batch[0].long()])
+
+    subject, base = (
+        Trainer(Sparse(), slot(), LocalOptions(device="cpu", proximal=0.5)),
+        np.array([8.0, 3.0], np.float32),
+    )
+    work, correction = order(batch_size=4, max_steps=2, learning_rate=0.5), np.array([1.0, 0.0], np.float32)
+    assert subject.run(work, base, Cursor()).update.tolist() == [0.0, -0.875]
+    assert subject.run(work, base, Cursor(), correction=correction).update.tolist() == [-0.875, -0.875]
+
+
 @pytest.mark.parametrize("proximal", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("steps", [1, 5, 40])

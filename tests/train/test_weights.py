@@ -65,6 +65,16 @@ class Split(nn.Module):
         return {"one": self.both[:2], "two": self.both[2:], "mine": self.mine}  # type: ignore[dict-item]
 
 
+def test_statistics_that_keras_keeps_as_parameters_count_as_buffers() -> None:
+    module = nn.Linear(2, 1)
+    name = "sequential/batch_normalization/moving_variance"
+    module.register_parameter(name, nn.Parameter(torch.ones(2), requires_grad=False))
+    weights = Weights(module)
+    assert weights.layout.buffers == (name,)
+    weights.load(np.full(5, -1.0, np.float32))
+    assert not weights.layout.split(weights.read())[name].any()
+
+
 def test_views_of_a_parameter_are_no_buffers() -> None:
     assert Weights(Split()).layout.buffers == ("mine",)
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from fedsync.client.app import InUse, Silo, SiloApp
 from fedsync.client.lasting import KeptLoader
-from fedsync.client.work import Rows, Work
+from fedsync.client.work import Rows, Work, end_loop
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.common.rng import Stream, derive_seed
@@ -129,8 +129,8 @@ class GuestTrainer(LocalTrainer):
         missized = self._sizes.check(
             pace,
             pace.follows,
-            "the batches given to work.batches do not have work.batch_size samples, so balancing does not reach them: "
-            "give them that size, or use work.loader",
+            "its own batches do not have work.batch_size samples, so balancing does not reach them: give them that "
+            "size, or use work.loader",
         )
         means = _means(work.logged)
         loss = means.pop("loss", None)
@@ -159,6 +159,7 @@ class GuestTrainer(LocalTrainer):
             if self._app.opaque:
                 work.begun()
             self._app.call("train", {"work": work, **self._known})
+            end_loop(work.loop)
             if steps is not None:
                 steps.check(sum(pace.steps for pace in paces))
         return work

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import length_hint
@@ -28,7 +28,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedsync.client.app import Scalar, Silo
-from fedsync.client.work import Steps, counted
+from fedsync.client.work import Steps, counted, end_loop
 from fedsync.common.environment import flower_ids
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.rng import Stream, derive_seed
@@ -83,6 +83,7 @@ class OrderSteps:
         self.max_steps, self.batch_size = order.max_steps, order.batch_size
         self.sized = False
         self.pace: Pace | None = None
+        self.loop: Generator[Any, None, None] | None = None  # a training code may keep its iterator
         self._begin = begin
 
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
@@ -101,7 +102,8 @@ class OrderSteps:
             raise ConfigError("fedsync.client.steps", problem, remedy)
         self.pace = self._begin()
         steps: Steps = self.pace
-        yield from counted(batches, steps, self.max_steps, None if self.sized else self.batch_size)
+        self.loop = counted(batches, steps, self.max_steps, None if self.sized else self.batch_size)
+        yield from self.loop
 
     def untimed(self) -> AbstractContextManager[None]:
         return nullcontext() if self.pace is None else self.pace.untimed()
@@ -233,6 +235,7 @@ class ClientAppTrainer(LocalTrainer):
         with own_code(self._device, order.seed):
             whole = begin()
             content = self._call(message)
+        end_loop(steps.loop)
         pace = steps.pace or whole
         if steps.pace is None:
             pace.jump(order.max_steps)

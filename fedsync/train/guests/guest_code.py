@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import sysconfig
 import traceback
@@ -27,6 +28,9 @@ _OURS, _PYTHON = Path(fedsync.__file__).parent, Path(sysconfig.get_path("stdlib"
 _INSTALLED = {"site-packages", "dist-packages"}
 _MOST_TEXT = 400
 
+_FRAME = re.compile(r'^  File "(.+)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
+"""Frame in the text of an error that PyTorch passes on from a worker process."""
+
 
 @contextmanager
 def own_code(device: torch.device, seed: int) -> Iterator[None]:
@@ -49,14 +53,18 @@ def guarded() -> Iterator[None]:
         yield
     except FedSyncError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit would end a thread, whose order then waits for ever
         if devices.is_out_of_memory(error):
             raise RunError(f"memory ran out: {_first_line(error)}") from error
         stack = traceback.extract_tb(error.__traceback__)
         own, installed = _lines(stack)
         if not own and not (installed and _is_installed(Path(stack[-1].filename))):
             raise  # an error in FedSync itself
-        raise UserCodeError(f"{(own or installed)[-1]}: {type(error).__name__}: {_first_line(error)}") from error
+        place, told = (own or installed)[-1], f"{type(error).__name__}: {_first_line(error)}"
+        if told.startswith(f"{type(error).__name__}: Caught ") and (frames := _FRAME.findall(str(error))):
+            beyond, _ = _lines([traceback.FrameSummary(file, int(line), "") for file, line in frames])
+            place, told = (beyond or [place])[-1], _FRAME.split(str(error))[-1].partition("\n")[0][:_MOST_TEXT]
+        raise UserCodeError(f"{place}: {told}") from error
 
 
 def _is_installed(path: Path) -> bool:
@@ -106,7 +114,7 @@ def watched_loaders() -> Iterator[list[tuple[int, int]]]:
         DataLoader.__iter__ = original  # type: ignore[method-assign]
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     try:
         lines = [line.strip() for line in str(error).splitlines()]
     except Exception:  # the error's own text fails
