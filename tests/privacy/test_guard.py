@@ -85,7 +85,9 @@ def test_an_order_that_ends_early_counts_the_steps_that_it_did(folder: Path) -> 
     assert done.report.steps == 2 and entered(folder) == {STEP: 2}
 
 
-@pytest.mark.parametrize("error", [Diverged("training", "something is not finite", "Look for it"), SystemExit(1)])
+@pytest.mark.parametrize(
+    "error", [Diverged("training", "something is not finite", "Look for it"), SystemExit(1), KeyboardInterrupt()]
+)
 def test_an_order_that_fails_counts_all_of_its_steps(
     error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +101,7 @@ def test_an_order_that_fails_counts_all_of_its_steps(
         return gradients(trainer, rows)
 
     monkeypatch.setattr(PrivateTrainer, "_gradients", failing)
-    with pytest.raises(type(error)):
+    with pytest.raises(UserCodeError if isinstance(error, SystemExit) else type(error)):
         subject.train(replace(ORDER, evaluate=True), subject.initial_model())
     assert entered(folder) == {STEP: 3, SCORED: 1}
 
