@@ -85,7 +85,9 @@ def test_an_order_that_ends_early_counts_the_steps_that_it_did(folder: Path) -> 
     assert done.report.steps == 2 and entered(folder) == {STEP: 2}
 
 
-@pytest.mark.parametrize("error", [Diverged("training", "something is not finite", "Look for it"), SystemExit(1)])
+@pytest.mark.parametrize(
+    "error", [Diverged("training", "something is not finite", "Look for it"), SystemExit(1), KeyboardInterrupt()]
+)
 def test_a_failed_order_counts_all_steps(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it fails may tell what a step found: a server asks for steps so long that a weight overflows or not."""
     subject, gradients, steps = session(folder, {"score_noise": SCORED.noise}), PrivateTrainer._gradients, []
@@ -97,7 +99,7 @@ def test_a_failed_order_counts_all_steps(error: BaseException, folder: Path, mon
         return gradients(trainer, rows)
 
     monkeypatch.setattr(PrivateTrainer, "_gradients", failing)
-    with pytest.raises(type(error)):
+    with pytest.raises(UserCodeError if isinstance(error, SystemExit) else type(error)):
         subject.train(replace(ORDER, evaluate=True), subject.initial_model())
     assert entered(folder) == {STEP: 3, SCORED: 1}
 
