@@ -231,3 +231,16 @@ def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:
     update_id = federation.answer("a", change(1))
     with pytest.raises(PolicyError, match="towards"):
         federation.aggregator.commit(Commit(1, {update_id: 1.0}, toward=True))
+
+
+@pytest.mark.parametrize(("by", "clipped"), [("examples", True), ("silo", False)])
+def test_a_silo_that_outweighs_all_others_together_is_clipped_and_is_told_the_way_out(
+    by: str, clipped: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One silo's range is not that of all, for it may lie; so the range of the second largest update holds."""
+    federation = Federation(plan("pad", by=by), tmp_path, {"a": 10_000, "b": 10, "c": 10})
+    for version in range(3):
+        caplog.clear()
+        federation.run_round(version)
+    found = [record.getMessage() for record in caplog.records if "clipped" in record.getMessage()]
+    assert bool(found) == clipped and all(each.startswith("a/3: ") and each.endswith("weight: silo") for each in found)
