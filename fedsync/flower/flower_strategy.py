@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsync.common.errors import ConfigError, HugeModel, RunError
+from fedsync.common.files import read_input
 from fedsync.common.run_claim import EVIDENCE, Existing, claimed
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
@@ -401,4 +402,4 @@ class FedSync(Shipped):
             raise ConfigError("cipher.kind", problem, remedy)
         from fedsync.cipher.keys.keywrap import read_server_file
 
-        return read_server_file(self._keys.read_bytes(), str(self._keys))
+        return read_server_file(read_input(Path(self._keys), 2**24), str(self._keys))

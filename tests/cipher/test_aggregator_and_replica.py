@@ -231,3 +231,27 @@ def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:
     update_id = federation.answer("a", change(1))
     with pytest.raises(PolicyError, match="towards"):
         federation.aggregator.commit(Commit(1, {update_id: 1.0}, toward=True))
+
+
+def test_late_updates_that_are_too_few_for_a_sum_of_their_own_are_told(tmp_path: Path) -> None:
+    """A late update is on an older grid: silos ignored both sums, and the run said nothing of the lost round."""
+    federation = Federation(plan("pad", members=2), tmp_path, THREE)
+    federation.begin_all("ab", 0)
+    federation.own_grid("a", 3, 3, 3)
+    federation.commit(1, federation.answer_all("ab"))
+    (note,) = federation.aggregator.notes()
+    assert note.startswith("commits that did not change the model, but count as rounds: 1; they held")
+    np.testing.assert_array_equal(federation.begin("c", 1), INITIAL)
+
+
+@pytest.mark.parametrize(("by", "clipped"), [("examples", True), ("silo", False)])
+def test_a_silo_that_outweighs_all_others_together_is_clipped_and_is_told_the_way_out(
+    by: str, clipped: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One silo's range is not that of all, for it may lie; so the range of the second largest update holds."""
+    federation = Federation(plan("pad", by=by), tmp_path, {"a": 10_000, "b": 10, "c": 10})
+    for version in range(3):
+        caplog.clear()
+        federation.run_round(version)
+    found = [record.getMessage() for record in caplog.records if "clipped" in record.getMessage()]
+    assert bool(found) == clipped and all(each.startswith("a/3: ") and each.endswith("weight: silo") for each in found)

@@ -129,8 +129,10 @@ def test_what_a_silo_finds_is_in_none_of_its_messages_unless_that_is_wanted(
 
 def test_a_server_without_its_key_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = StrategyConfig.load("fedavg", [*QUICK, "cipher={kind: bfv}"])
-    with pytest.raises(ConfigError, match="the server was given no key file"):
-        FedSync(config, SILOS, out=tmp_path, timing=TIMING).start(DirectGrid(3))
+    given = {None: "the server was given no key file", tmp_path / "keys.json": "keys.json: cannot be read: No such"}
+    for keys, problem in given.items():
+        with pytest.raises(ConfigError, match=problem):
+            FedSync(config, SILOS, out=tmp_path / problem[:4], timing=TIMING, keys=keys).start(DirectGrid(3))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from fedsync.privacy.release import Release
 from fedsync.silo.owner import privacy_ledger
 from fedsync.silo.owner.audit import AuditLog
 from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace, file_name, sealed_line
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger, last_entry
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, kept_tallies, last_entry
 
 STEP = Release(0.1, 2.0)
 BUDGET = BudgetConfig(epsilon=2.0, delta=1e-5)
@@ -319,3 +319,20 @@ def test_a_silo_of_a_silo_file_has_its_ledger_in_memory(tmp_path: Path, monkeypa
     assert subject.spent == {STEP: 5} and not list(tmp_path.iterdir())
     with pytest.raises(BudgetSpent):
         subject.enter("run", "a/2", {STEP: 10_000})
+
+
+@pytest.mark.parametrize("damaged", [b"", b'["a", 0.001, 3.0, "pld", [[0.1', b"{}", b'["a", 0.001, 3.0, "pld", [1]]'])
+def test_a_damaged_count_of_a_simulated_silo_is_not_begun_anew(damaged: bytes, folder: Path) -> None:
+    (folder / "spent-0.json").write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"spent-0.json: damaged: what the silo has spent is unknown. Begin another"):
+        kept_tallies(folder)
+
+
+def test_a_count_of_a_simulated_silo_survives_a_crash_of_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run would tell less than was spent."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    PrivacyTally("a", 1e-3, file=folder / "spent-0.json").count({STEP: 3})
+    assert synced and kept_tallies(folder)[0].releases == {STEP: 3}

@@ -1,7 +1,11 @@
-"""Private runs in virtual time: two runs of one seed are equal, byte by byte, and an encrypted run is as the clear."""
+"""Private runs in virtual time: two runs of one seed are equal, byte by byte, and an encrypted run is as the clear.
+
+And a run that its server continues under another name has one budget for both parts.
+"""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,13 @@ import pytest
 import torch
 
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.silo.protocol import Identity
+from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.run import run_virtual
+from tests.privacy.guards import BUDGET, ORDER, PRIVATE, guard_of, owner, strategy
 from tests.simulation.test_columns import table
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
@@ -58,3 +67,32 @@ def test_the_first_encrypted_updates_that_weigh_by_precision_are_not_rounded_awa
         run(tmp_path, ROWS, [*weighed, "stop.rounds=1"], tmp_path / name)
         found[name] = torch.cat([each.flatten() for each in torch.load(tmp_path / name / "model.pt").values()])
     assert float((found["encrypted"] - found["clear"]).abs().max()) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [None, BUDGET], ids=["no budget", "an owner's budget"])
+def test_a_run_that_goes_on_under_another_name_goes_on_with_what_it_spent(
+    budget: BudgetConfig | None, folder: Path
+) -> None:
+    """Its server lost a checkpoint: the silo has another folder for it, without the orders that it finished."""
+    aim = {**PRIVATE, "noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
+    config = strategy(folder, aim)
+    local = config.local.model_copy(update={"steps": ORDER.max_steps, "batch_size": ORDER.batch_size})
+    spec = RunSpec.of(config.model_copy(update={"local": local}), None, 3)
+    rules, noises = owner(folder, budget), []
+    names = (("x-1", "", 0, 0), ("x-2", "x-1", 0, 6), ("x-3", "x-1", 0, 12), ("y", "", 0, 0), ("x-4", "x-1", 1, 0))
+    for name, began, index, spent in names if budget is None else names[:-1]:
+        named = spec.model_copy(update={"run": name, "began": began})
+        identity, home = Identity(named.dump(), index, "a"), folder / "trainers" / name
+        home.mkdir(parents=True, mode=0o700)
+        identity.save(home)
+        subject = SiloSession(identity, named, owner=rules, folder=home)
+        guard = guard_of(subject)
+        assert guard.ledgers[-1].spent.total() == spent, "neither another run's nor another silo's"
+        noises.append(guard.settings.noise)
+        for number in (1, 2):
+            order = replace(ORDER, update_id=f"a/{spent + number}", base_version=spent // 3 + number - 1)
+            subject.train(order, subject.initial_model())
+    assert noises == pytest.approx(noises[:1] * len(noises), rel=0.02), (
+        "what is left is planned, and not the whole run again"
+    )

@@ -31,7 +31,7 @@ logger = foreign.logger(__name__)
 
 class Chain:
     """Links from version ``first`` to version ``newest``, one for each version. A link never changes. ``paused`` counts
-    the versions by `pause`, which equal the version before.
+    the versions that equal the version before.
     """
 
     def __init__(self) -> None:

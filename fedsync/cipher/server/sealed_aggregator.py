@@ -245,6 +245,9 @@ class EncryptedAggregator:
             logger.warning("a sum of %d silos %s", silos, why)
             self._pause()
             return
+        if max(len({one.silo for one in members_of(each)}) for each in gathered.by_grid.values()) < self._plan.members:
+            logger.warning("version %d changes no model: late updates need a sum of their own", version)
+            self._chain.paused += 1
         if self._evidence is not None and not gathered.summed:
             singles = gathered.singles
             roster = self._announcements.roster(singles[0].head.sender) if self._plan.masked else b""
@@ -317,7 +320,7 @@ class EncryptedAggregator:
         """Do nothing: silos have the models."""
 
     def notes(self) -> list[str]:
-        rounds, why = self._chain.paused, "they held the updates of too few silos, or masks could not be removed"
+        rounds, why = self._chain.paused, "they held updates of too few silos for a sum, or masks could not be removed"
         return [f"commits that did not change the model, but count as rounds: {rounds}; {why}"] if rounds else []
 
     def savepoint(self) -> None:

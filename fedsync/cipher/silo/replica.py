@@ -229,7 +229,7 @@ class EncryptedReplica:
         beside = as_bytes(clear)
         message = self._files.write(head.nbytes + beside.nbytes, chain_of(sealed_parts, (beside.data,)))
         if clipped > _CLIPPED * len(sealed):
-            told = "%s: %d of %d values were larger than agreed: clipped"
+            told = "%s: %d of %d values were larger than agreed: clipped. If it goes on, write aggregation.weight: silo"
             logger.warning(told, order.update_id, clipped, len(sealed))
         return message
 

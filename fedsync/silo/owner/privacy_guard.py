@@ -12,12 +12,13 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
+from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal, ProtocolError
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
@@ -261,7 +262,8 @@ def privacy_guard(
     if config is None:
         return None
     column = next((ledger.budget.person_column or "" for ledger in ledgers), "")
-    run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
+    # A server that lost a checkpoint continues the run under another name, and the target covers both parts.
+    run = f"{spec.origin} {identity.text.lasting.hex()[:_TOLD]}".strip()
     whole = None if noise is None else Release(1.0, noise.multiplier)
     if whole is None:
         found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
@@ -275,6 +277,7 @@ def privacy_guard(
     units = min(told, default=found)
     settings = PrivateSettings(config.clip, config.noise_multiplier, units, column, seeded, scores)
     rounds = 1 if spec.stop is None else spec.stop.rounds or 1
+    estimate = 0 if isinstance(spec.cipher, PlainConfig) or done else min(spec.local.steps, ESTIMATED)
     tally = tally_of(spec, config, identity.index)
     if whole is not None:
         _check_noise("noise_multiplier", whole.noise, ledgers)
@@ -284,11 +287,13 @@ def privacy_guard(
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
         durable = folder is None or any(ledger.file is not None for ledger in ledgers)
         own = None if durable else ledger_file(f"{folder}/{LEDGERS}", "run")
+        if own is not None:
+            spent = _spent_elsewhere(run, identity, own, target)
         ledgers.append(PrivacyLedger("the run", target, own, spent=Counter(spent)).load())
+        done = done or min(spent.total() // spec.local.steps, rounds - 1)
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     size = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
-    estimate = 0 if isinstance(spec.cipher, PlainConfig) or done else min(spec.local.steps, ESTIMATED)
     seed, made = f"{spec.seed} {identity.index}", tuple(ledgers)
     guard = PrivacyGuard(config, made, settings, trainer, run, rounds, counts, None, size, tally, estimate, seed, done)
     if settings.noise is None:
@@ -296,6 +301,17 @@ def privacy_guard(
     else:
         trainer.make_private(settings)
     return guard
+
+
+def _spent_elsewhere(run: str, identity: Identity, own: Path, target: BudgetConfig) -> Counter[Release]:
+    """Return what this silo spent in a run under its former names, each of which has a trainer's folder of its own."""
+    spent = Counter[Release]()
+    for file in own.parents[2].glob(f"*/{LEDGERS}/{own.name}"):
+        with suppress(OSError, ValueError, ProtocolError):
+            both = identity, Identity.load(file.parents[1])
+            if file != own and len({(each.index, each.name, each.text.lasting) for each in both}) == 1:
+                spent += PrivacyLedger("the run", target, file).load().by_run.get(run, Counter())
+    return spent
 
 
 def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list[PrivacyLedger]:

@@ -234,7 +234,7 @@ class PrivacyTally:
         if self.file is not None:
             counted = [[release.rate, release.noise, times] for release, times in self.releases.items()]
             text = json.dumps([self.silo, self.delta, self.budget, self.accountant, counted])
-            write_atomically(self.file, text.encode(), OWNER_FILE, settle=False)
+            write_atomically(self.file, text.encode(), OWNER_FILE)
 
     def told(self) -> dict[str, float | None]:
         return {
@@ -268,6 +268,9 @@ def kept_tallies(state: Path) -> list[PrivacyTally]:
 
 
 def _read(file: Path) -> PrivacyTally:
-    silo, delta, budget, accountant, counted = json.loads(file.read_bytes())
-    releases = Counter({Release(rate, noise): times for rate, noise, times in counted})
+    try:
+        silo, delta, budget, accountant, counted = json.loads(file.read_bytes())
+        releases = Counter({Release(rate, noise): times for rate, noise, times in counted})
+    except (ValueError, TypeError):
+        raise ConfigError(str(file), "damaged: what the silo has spent is unknown", "Begin another run") from None
     return PrivacyTally(silo, delta, budget, accountant, file, releases)
