@@ -17,8 +17,8 @@ from fedsync.model.layout import Layout, Vector, matches
 from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, Draws, Spanned, Wire, WireFormat, check_length
 from fedsync.model.transfer import Payload
 
-NAMES = ("*running_mean", "*running_var", "*num_batches_tracked")
-"""Patterns of the names that torch gives them."""
+NAMES = ("*running_mean", "*running_var", "*num_batches_tracked", "*moving_mean", "*moving_variance")
+"""Patterns of the names that torch and Keras give them; Keras keeps them as parameters without a gradient."""
 
 INSTEAD = f"group norm, or keep them at the silos: model.private: {list(NAMES)}"
 

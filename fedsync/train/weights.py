@@ -73,8 +73,7 @@ class Weights:
             if parameter.requires_grad and parameter.data_ptr() not in known:
                 problem = f"the model trains {name}, and its state_dict() leaves it out or copies it"
                 raise ConfigError("task.model", problem, "Return the parameter itself")
-        # Keras keeps running statistics as parameters without a gradient.
-        trained = {each.untyped_storage().data_ptr() for each in module.parameters() if each.requires_grad}
+        trained = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
         buffers = tuple(name for name, tensor in named.items() if tensor.untyped_storage().data_ptr() not in trained)
         shapes = tuple(tuple(tensor.shape) for tensor in named.values())
         self.layout = Layout(tuple(named), shapes, buffers if len(buffers) < len(named) else ())

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
+from fedsync.model.running_statistics import statistics_of
 from fedsync.train.weights import TaskModel, Weights, save_state, say_rounded
 from tests.memory import traced
 from tests.train.make import TwoClasses
@@ -65,12 +66,13 @@ class Split(nn.Module):
         return {"one": self.both[:2], "two": self.both[2:], "mine": self.mine}  # type: ignore[dict-item]
 
 
-def test_statistics_that_keras_keeps_as_parameters_count_as_buffers() -> None:
+def test_statistics_that_keras_keeps_as_parameters_are_running_statistics() -> None:
     module = nn.Linear(2, 1)
     name = "sequential/batch_normalization/moving_variance"
     module.register_parameter(name, nn.Parameter(torch.ones(2), requires_grad=False))
     weights = Weights(module)
-    assert weights.layout.buffers == (name,)
+    ((start, stop),) = statistics_of(weights.layout)
+    assert list(weights.layout.split(np.arange(5.0, dtype=np.float32))[name]) == list(range(start, stop))
     weights.load(np.full(5, -1.0, np.float32))
     assert not weights.layout.split(weights.read())[name].any()
 
