@@ -196,7 +196,9 @@ class EncryptedReplica:
         weight = weighting.weight(self._examples, report.samples, report.precision)
         factor = self._factor(report.steps, report.samples, report.precision)
         sealed, clear = self._divided(update, report.steps)
-        votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
+        # A vote of usual weight: with its own, a silo that outweighs all others would be outvoted, and always clipped.
+        usual = self._state.scales.usual or weight
+        votes = self._needed(sealed, factor / weight * usual) if plan.noise is None else plan.first_exponents
         progress = weighting.progress(report.steps)
         own = Contribution(weight, votes, progress, *self._figures(order, report))
         header = tally.build(own, plan.cap, plan.header)

@@ -67,6 +67,7 @@ class Scales:
         count: updates added since the last agreement, including those that could not be opened.
         voters: votes of each silo since then, one with each opened update; ``votes`` is the sum of their tallies.
         shown: exponent that each tensor's largest value in the opened sums needs; empty where there are no votes.
+        usual: mean weight n_i of the newest opened updates; 0 if unknown. It is not stored, and silos may differ in it.
     """
 
     exponents: tuple[tuple[int, ...], ...]
@@ -74,6 +75,7 @@ class Scales:
     voters: Mapping[str, int] = field(default_factory=dict)
     votes: Tally | None = None
     shown: tuple[int, ...] = ()
+    usual: float = field(default=0.0, compare=False)
 
     def grids(self, plan: EncryptionPlan, group: GroupKey) -> dict[bytes, QuantizationGrid]:
         """Grids that updates may be sealed on, by concealed digest."""
@@ -96,8 +98,9 @@ class Scales:
         counts = Counter(self.voters)
         counts.update(voters)
         shown = tuple(map(max, self.shown or shown, shown or self.shown))
+        usual = self.usual if tally is None else tally.weight / tally.count
         if self.count + count < plan.quorum:
-            return replace(self, count=self.count + count, voters=dict(counts), votes=votes, shown=shown)
+            return replace(self, count=self.count + count, voters=dict(counts), votes=votes, shown=shown, usual=usual)
         following = self.exponents[-1]
         if votes is not None:
             spared = votes_spared(counts, plan.colluding)
@@ -105,7 +108,7 @@ class Scales:
             most = (max(FREE, one + _HIDDEN + plan.headroom) for one in shown)
             following = tuple(map(min, voted, map(max, most, *self.exponents)))
         changed = () if following == self.exponents[-1] else (following,)
-        return Scales((*self.exponents, *changed)[-MAX_GRIDS:])
+        return Scales((*self.exponents, *changed)[-MAX_GRIDS:], usual=usual)
 
 
 @dataclass(frozen=True, slots=True)
