@@ -114,7 +114,7 @@ class FedSync(Shipped):
         regions: as in `Admission`.
         resume: whether to resume the run in ``out`` from its newest checkpoint.
         overwrite: whether to replace an existing run in ``out``; by default, `start` refuses its folder.
-        checkpoints: number of newest checkpoints that are kept in ``out``; 0 writes none.
+        checkpoints: number of newest checkpoints that are kept in ``out``; 0 (not with ``resume``) writes none.
     """
 
     def __init__(
@@ -156,6 +156,9 @@ class FedSync(Shipped):
         self._admission = Admission(config.silos, registered, expected, regions, config.most_examples, needed)
         self._existing = Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE
         self._resume, self._kept = resume, checkpoints
+        if resume and not checkpoints:
+            problem = "0 in a resumed run: silos would get versions after its checkpoint, which it could make again"
+            raise ConfigError("FedSync, checkpoints", problem, "Write at least 1, or leave it out")
 
     @classmethod
     def from_yaml(cls, name: str | Path, overrides: Sequence[str] = (), **options: Any) -> FedSync:

@@ -234,6 +234,8 @@ def test_a_checkpoint_of_another_version_or_owner_is_refused(tmp_path: Path, mon
 def test_without_checkpoints_nothing_is_kept(tmp_path: Path) -> None:
     strategy_in(tmp_path, checkpoints=0).start(DirectGrid(3))
     assert not (tmp_path / FOLDER).exists()
+    with pytest.raises(ConfigError, match="FedSync, checkpoints: 0 in a resumed run"):
+        strategy_in(tmp_path, checkpoints=0, resume=True)  # the next resumption could not see what silos have
 
 
 def test_older_ones_stay_while_no_newer_one_is_surely_on_disk(
