@@ -273,8 +273,8 @@ class _OtherConfig(ConfigError):
 def prepare(out: Path, config: str) -> Checkpoint:
     """Return the checkpoint from which the run in ``out`` resumes, and truncate the journal to its position.
 
-    A repeated call returns the same checkpoint, also if the first call was interrupted. Raise `ConfigError` if no
-    intact checkpoint exists, or it has another version of FedSync or another configuration than the digest ``config``.
+    A repeated call returns the same checkpoint, also after an interruption, but a new identity if a later one is
+    damaged. `ConfigError` if none is intact, or of another FedSync, or another configuration than that of ``config``.
     """
     checkpoint = _newest_whole(out, config)
     remove_unfinished(out / FOLDER)
@@ -301,7 +301,7 @@ def _may_be_known(folder: Path, checkpoint: Checkpoint, commits: int) -> bool:
     """Whether silos may have learned of ``commits`` after this checkpoint."""
     torn = any(int(file.stem) > checkpoint.moment.version for file in folder.glob(f"*{_TORN}"))
     if torn or json.loads(checkpoint.origin.spec)["cipher"]["kind"] != "plain":
-        return torn and commits > 0
+        return torn
     # The journal has one commit more if the process dies while it writes the checkpoint.
     return commits > 1 or (commits == 1 and _boot() not in [file.read_bytes() for file in folder.glob(_BOOT)])
 

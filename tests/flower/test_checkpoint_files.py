@@ -107,7 +107,7 @@ def test_a_checkpoint_that_knows_more_than_the_journal_is_left_by_a_machine_that
     save(files, 2, position=6)
     journal(tmp_path, b"12345")
     found = prepare(tmp_path, "config")
-    assert found.moment.version == 1
+    assert found.moment.version == 1 and json.loads(found.origin.spec)["run"] != "first"
     assert f"{tmp_path / JOURNAL} is shorter than its 6 bytes; resuming from the checkpoint before" in caplog.text
     journal(tmp_path, b"1234")
     for _ in range(2):

@@ -133,12 +133,12 @@ _CHANGES: Changes = {
         ),
         (
             "an-encrypted-run-is-renamed-without-need",
-            "        return torn and commits > 0",
+            "        return torn",
             "        return commits > 0",
         ),
         (
             "a-torn-checkpoint-is-not-known-to-have-been",
-            "        return torn and commits > 0",
+            "        return torn",
             "        return False",
         ),
         (
