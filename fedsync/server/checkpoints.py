@@ -1,8 +1,8 @@
 """Checkpoints: the server's state on disk, from which a run resumes after a crash.
 
-A checkpoint is written after every commit, before the messages that follow from it are sent. So no silo ever has a
-version of the model that the newest checkpoint lacks. A resumption truncates the journal to the recorded position and
-continues it: the former silos count as lost and joined again, so the whole journal still replays.
+A checkpoint is written after every commit, before the messages that follow from it are sent. So silos have a version
+that no checkpoint has only if the disk is full or the machine dies. A resumption truncates the journal to the recorded
+position and continues it: the former silos count as lost and joined again, so the whole journal still replays.
 
 If the journal has a commit that no intact checkpoint has, the version will be made again from other updates. Silos that
 may have the old version must not use their stored state. So the run gets a new identity, and every silo's trainer
