@@ -251,21 +251,20 @@ def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headro
     """Exponents that all silos use next, in the layout's order; a pure function of the sum, so all silos agree.
 
     The needed exponent is the largest vote after the ``spared`` largest votes. Those may be lies; the update of an
-    honest outlier is clipped. A tensor keeps its exponent if that is 0 to ``headroom`` above the needed exponent. So
-    exponents do not flap, and at most ``headroom`` bits are idle. Otherwise the next exponent is ``headroom`` above the
-    needed exponent, because the next update may be larger. `ValueError` if ``spared`` or the number of exponents is
-    wrong.
+    honest outlier is clipped. All exponents stay while each is 0 to ``2 * headroom`` above the needed exponent: so many
+    bits are idle. Otherwise all become ``headroom`` above it, because the next update may be larger. So grids change
+    rarely, and most late updates have the grid of their commit. `ValueError` if ``spared`` or the number of exponents
+    is wrong.
     """
     if not 0 <= spared < tally.count or len(current) != tally.tensors:
         told = f"{len(current)} exponents for {tally.tensors} tensors"
         raise ValueError(f"{spared} of {tally.count} votes spared, {told}")
     enough = np.cumsum(tally.votes, axis=1) >= tally.count - spared
     needed = np.argmax(enough, axis=1) + MIN_EXPONENT
-    chosen = []
-    for tensor, exponent in enumerate(current):
-        need = int(needed[tensor * len(needed) // tally.tensors])
-        chosen.append(exponent if need <= exponent <= need + headroom else min(need + headroom, MAX_EXPONENT))
-    return tuple(chosen)
+    needs = [int(needed[tensor * len(needed) // tally.tensors]) for tensor in range(tally.tensors)]
+    if all(0 <= exponent - need <= 2 * headroom for exponent, need in zip(current, needs, strict=True)):
+        return tuple(current)
+    return tuple(min(need + headroom, MAX_EXPONENT) for need in needs)
 
 
 def votes_spared(voters: Mapping[str, int], colluding: int) -> int:

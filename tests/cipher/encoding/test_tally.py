@@ -88,20 +88,20 @@ def test_slots_stay_small_for_every_suite() -> None:
 def test_many_tensors_share_votes_by_neighbourhood(tensors: int) -> None:
     exponents = tuple(np.random.default_rng(tensors).integers(-40, 24, tensors).tolist())
     tally = tally_of(Contribution(1, exponents))
-    chosen = next_exponents(tally, exponents)
+    chosen = next_exponents(tally, (*exponents[:-1], -41))
     groups = min(tensors, MAX_GROUPS)
     for tensor in range(tensors):
         group = [exponents[t] for t in range(tensors) if t * groups // tensors == tensor * groups // tensors]
-        stays = max(group) <= exponents[tensor] <= max(group) + 1
-        assert chosen[tensor] == (exponents[tensor] if stays else min(max(group) + 1, 23))
+        assert chosen[tensor] == min(max(group) + 1, 23)
+    assert next_exponents(tally, chosen) == chosen
 
 
 @pytest.mark.parametrize(
     ("needed", "current", "expected"),
     [
         ([-5, -6, -5], -5, -5),  # just enough
-        ([-6, -6, -6], -5, -5),  # one bit idle: stays, so it does not flap
-        ([-7, -9, -7], -5, -6),  # two bits idle: one more than needed
+        ([-7, -9, -7], -5, -5),  # two bits idle: stays, so grids change rarely
+        ([-8, -9, -8], -5, -7),  # three bits idle: one more than needed
         ([-5, -3, -5], -5, -2),  # too small: one more than needed
         ([23, 0, 0], 0, 23),  # never beyond the largest
         ([-40, -40, -40], 0, -39),
@@ -109,6 +109,11 @@ def test_many_tensors_share_votes_by_neighbourhood(tensors: int) -> None:
 )
 def test_next_exponents_by_hand(needed: list[int], current: int, expected: int) -> None:
     assert next_exponents(tally_of(*(Contribution(1, (e,)) for e in needed)), (current,)) == (expected,)
+
+
+def test_exponents_change_together() -> None:
+    """The third needs a larger one: the second gets its headroom, too, and the first loses a bit."""
+    assert next_exponents(tally_of(Contribution(1, (-7, -5, -2))), (-5, -5, -3)) == (-6, -4, -1)
 
 
 @pytest.mark.parametrize(
