@@ -29,7 +29,7 @@ from fedsync.model.running_statistics import Ranges, statistics_of, within
 LARGEST = 2.0**63
 TINY = 2.0**-90
 
-MOST_POWERS = 2
+MOST_POWERS = 3
 """Largest number of powers that any optimizer stores."""
 
 _GONE = 2.0**-60
@@ -242,7 +242,7 @@ class Adaptive(ServerOptimizer):
     def _factor(self, moments: Moments) -> float:
         if self.kind != "adam":
             return self.rate
-        first, second = moments.powers
+        first, second = moments.powers[:2]
         return self.rate * math.sqrt(1 - second) / (1 - first)
 
     def _moment(self, which: int, old: Sequence[Vector], change: Vector) -> Vector:

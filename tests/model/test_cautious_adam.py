@@ -111,6 +111,28 @@ def test_steps_of_one_layer_are_shorter_by_the_root_of_the_versions_that_updates
     assert replace(one, grace=1).pace([3]) == 1 / 3  # what the file says goes before
 
 
+@pytest.mark.parametrize("largest", [1.0, 5.0, 16.0])
+def test_the_rate_grows_while_values_keep_their_direction_and_falls_back_to_what_was_set(largest: float) -> None:
+    """The first commit has no momentum to agree with; then p is 1, 1, 1/2, 3/4 and 1/4. A value that momentum or the
+    change does not move does not count."""
+    agreeing, half, most = vector(4, 4, 4, 4, 0), vector(4, 4, -9, -9, 4), vector(4, 4, -9, 9, 0)
+    optimizer = replace(cautious(), growth=largest)
+    changes, found = [agreeing, agreeing, agreeing, half, most, -100 * agreeing], []
+    for count in range(1, len(changes) + 1):
+        moments, steps = walk(optimizer, changes[:count])
+        fixed = walk(cautious(), changes[:count])[1][-1]
+        found.append(moments.powers[2])
+        np.testing.assert_allclose(steps[-1], found[-1] * fixed, rtol=1e-6)
+    grown = [min(each, largest) for each in (1, 1 + 4 * 0.4, (1 + 4 * 0.4) ** 2)]
+    grown += [grown[-1], min(1.6 * grown[-1], largest)]
+    assert found == pytest.approx([*grown, max(0.2 * grown[-1], 1.0)])
+
+
+def test_a_model_of_one_layer_keeps_its_rate() -> None:
+    assert CautiousAdam().build().fitted(LAYOUT).growth == 16.0
+    assert CautiousAdam().build().fitted(Layout(("weight", "bias"), ((2, 13), (2,)))).growth == 1.0
+
+
 def test_a_step_is_as_long_for_a_short_change_as_for_a_long_one() -> None:
     """What it is for: rates need not follow the size of gradients."""
     rng = np.random.default_rng(1)
@@ -162,6 +184,6 @@ def test_powers_that_no_decay_comes_to_are_refused() -> None:
     optimizer.check(optimizer.begin(3, MEMORY))
     moments, _ = walk(optimizer, [vector(1, 2)])
     optimizer.check(moments)
-    for powers in ((1.5, 0.5), (-0.1, 0.5), (0.5,), (math.nan, 0.5)):
+    for powers in ((1.5, 0.5, 1), (-0.1, 0.5, 1), (0.5, 0.5), (math.nan, 0.5, 1), (0.5, 0.5, 0.9), (0.5, 0.5, 1.1)):
         with pytest.raises(ValueError, match="powers"):
             optimizer.check(Moments(1, powers, moments.vectors))

@@ -36,7 +36,7 @@ def walk(optimizer: ServerOptimizer, changes: Iterable[Vector], pace: float = 1.
 KINDS: dict[str, ServerOptimizer] = {
     "fedavgm": HeavyBall(0.9, 1.0),
     "fedadam": Adaptive("adam", 0.1, 0.9, 0.99, 1e-3),
-    "cautious-adam": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(2, 0.5), Tensor(300, 0.25))),
+    "cautious-adam": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(2, 0.5), Tensor(300, 0.25)), growth=16.0),
     "cautious-adam, one layer": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(300, 0.25),), leads=True),
     "fedyogi": Adaptive("yogi", 0.01, 0.9, 0.99, 1e-3),
     "fedadagrad": Adaptive("adagrad", 0.1, 0.0, 0.0, 1e-3),
@@ -122,8 +122,8 @@ def trajectory(optimizer: ServerOptimizer) -> str:
 GOLDEN = {
     "fedavgm": "9a1b2fd7f1512845",
     "fedadam": "5cc87cc66dc8ec3b",
-    "cautious-adam": "bbabd1d26d24eeb1",
-    "cautious-adam, one layer": "b54fe33bb493eb20",
+    "cautious-adam": "b2e45a714039ded1",
+    "cautious-adam, one layer": "b41cf2306a9c285a",
     "fedyogi": "7e494a4d7e8ec5bc",
     "fedadagrad": "dea7e6af51498ab2",
     "scaffold": "e3628204c3b4a924",

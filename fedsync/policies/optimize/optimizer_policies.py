@@ -121,7 +121,11 @@ class CautiousAdam(PacedOptimizerPolicy):
     change agree. Suits few local steps. See `fedsync.model.cautious_adam`. Liang et al. 2024, Large et al. 2024."""
 
     rate: Rate = 0.3
-    """Largest joint movement of the layers in a step, relative to the size of their initial weights."""
+    """Largest joint movement of the layers in a step, relative to the size of their initial weights; grows while most
+    values move the same way from commit to commit."""
+
+    growth: Annotated[float, Ge(1), Le(1e6)] = 16.0
+    """Largest factor by which the rate grows; 1 fixes the rate."""
 
     beta_1: Decay = 0.8
     """Share of the mean of changes that is kept in each commit."""
@@ -137,7 +141,7 @@ class CautiousAdam(PacedOptimizerPolicy):
     ``1 / sqrt(1 + s)`` for a staleness of s versions."""
 
     def build(self) -> ServerOptimizer:
-        return Cautious("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
+        return Cautious("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace, growth=self.growth)
 
 
 @register("scaffold")
