@@ -16,8 +16,8 @@ values. If a change opposes momentum and is the smaller of the two, most of the 
 too far.
 
 With two or more tensors of two or more dimensions, the rate grows while most values keep their direction, and falls
-back, at the lowest to the set rate, when too few do. With p the share of agreeing signs, of the values that momentum
-and the newest change both move:
+back, at the lowest to the set rate, when too few do. A commit with a late update never raises it: that one agrees with
+momentum after the model went too far. With p the share of equal signs among values that momentum and change both move:
 
     growth *= 1 + GAIN (max(p - GROWS, 0) + min(p - SHRINKS, 0)), within 1 and the `growth` of the file
 
@@ -100,10 +100,10 @@ class Cautious(Adaptive):
         return replace(ServerOptimizer.begin(self, values, keeper), powers=(1.0, 1.0, 1.0))
 
     def advance(
-        self, before: Moments, change: Vector, pace: float, keeper: ArrayKeeper, backing: Backing | None = None
+        self, before: Moments, change: Vector, stale: Sequence[int], keeper: ArrayKeeper, backing: Backing | None = None
     ) -> tuple[Moments, Part] | None:
-        growth = self._grown(before, change) if self.growth > 1 else 1.0
-        advanced = ServerOptimizer.advance(self, before, change, pace * growth, keeper)
+        growth = self._grown(before, change, max(stale, default=0)) if self.growth > 1 else 1.0
+        advanced = ServerOptimizer.advance(replace(self, rate=self.rate * growth), before, change, stale, keeper)
         if advanced is None:
             return None
         moments, step = replace(advanced[0], powers=(*advanced[0].powers, growth)), advanced[1]
@@ -129,12 +129,12 @@ class Cautious(Adaptive):
             return ServerOptimizer.pace(self, staleness)
         return sum(1.0 / math.sqrt(1 + each) for each in staleness) / len(staleness)
 
-    def _grown(self, before: Moments, change: Vector) -> float:
-        """Return the factor of the rate, from the state before a commit and the commit's change."""
+    def _grown(self, before: Moments, change: Vector, oldest: int) -> float:
+        """Return the factor of the rate, from the state before a commit and its change; ``oldest`` is in versions."""
         agree, disagree = (_agreeing(before.vectors[0], change, sign) for sign in (1, -1))
         share = agree / (agree + disagree) if agree + disagree else GROWS
         grown = before.powers[2] * (1 + GAIN * (max(share - GROWS, 0.0) + min(share - SHRINKS, 0.0)))
-        return min(max(grown, 1.0), self.growth)
+        return min(max(grown, 1.0), before.powers[2] if oldest else self.growth)
 
     def _lead(self, moments: Moments, start: int, stop: int) -> Vector:
         """Return what momentum alone contributes to the next `LEAD` steps, without the tensor scales."""

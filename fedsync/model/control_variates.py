@@ -67,7 +67,7 @@ class ControlVariates(ServerOptimizer):
         return replace(ServerOptimizer.begin(self, values, keeper), powers=(0.0,))
 
     def advance(
-        self, before: Moments, change: Vector, pace: float, keeper: ArrayKeeper, backing: Backing | None = None
+        self, before: Moments, change: Vector, stale: Sequence[int], keeper: ArrayKeeper, backing: Backing | None = None
     ) -> tuple[Moments, Part] | None:
         if backing is None:  # no update counts
             return None
@@ -75,7 +75,7 @@ class ControlVariates(ServerOptimizer):
         weight = backing.weight
         following = min(max(total + weight * backing.newcomers / backing.updates, weight), LARGEST)
         step = replace(self, kept=(total - weight) / following, gained=weight / (following * backing.steps))
-        advanced = ServerOptimizer.advance(step, replace(before, powers=()), change, pace, keeper)
+        advanced = ServerOptimizer.advance(step, replace(before, powers=()), change, stale, keeper)
         return None if advanced is None else (replace(advanced[0], powers=(following,)), advanced[1])
 
     def _comes_to(self, powers: tuple[float, ...]) -> bool:

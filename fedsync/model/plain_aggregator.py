@@ -237,7 +237,7 @@ class PlainAggregator(InTheClear):
             if any(staleness):
                 raise PolicyError(f"version {commit.version} has updates that did not begin with the newest one")
             counted, backing = backed(counted, commit.weights, commit.steps, commit.stands_for)
-        advanced = optimizer.advance(self._moments, change, optimizer.pace(staleness), self._keeper, backing)
+        advanced = optimizer.advance(self._moments, change, staleness, self._keeper, backing)
         if advanced is None:
             return
         (self._moments, step), self._counted = advanced, counted

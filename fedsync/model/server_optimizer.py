@@ -110,10 +110,10 @@ class ServerOptimizer(ABC):
         return sum(1.0 / (1 + max(each - self.grace, 0)) for each in staleness) / len(staleness)
 
     def advance(
-        self, before: Moments, change: Vector, pace: float, keeper: ArrayKeeper, backing: Backing | None = None
+        self, before: Moments, change: Vector, stale: Sequence[int], keeper: ArrayKeeper, backing: Backing | None = None
     ) -> tuple[Moments, Part] | None:
         """Return the moments after a commit and the model's step; None if the commit changes nothing. ``change`` is the
-        commit's sum of weighted updates, finite, float32 [values]. `controls` need ``backing``.
+        commit's weighted sum of updates of staleness ``stale``, finite, float32 [values]. `controls` need ``backing``.
         """
         if not _moves(change):
             return None
@@ -128,7 +128,7 @@ class ServerOptimizer(ABC):
             return self._settled(which, made)
 
         vectors = tuple(keeper.make(np.float32, change.size, partial(moment, which)) for which in range(self.vectors))
-        factor = np.float32(self._factor(bare) * pace)
+        factor = np.float32(self._factor(bare) * self.pace(stale))
 
         def step(start: int, stop: int) -> Vector:
             parts = [vector[start:stop] for vector in vectors]

@@ -41,7 +41,7 @@ def test_it_is_the_mean_of_what_silos_have_whoever_takes_part(rounds: list[str],
             own[name] = own.get(name, np.zeros(4)) - old + updates[name] / steps[name]
         total = max(total + weight / len(names) * newcomers, weight)
         backing = Backing(worth, weight, len(names), newcomers)
-        advanced = optimizer.advance(moments, change.astype(np.float32), 1.0, MEMORY, backing)
+        advanced = optimizer.advance(moments, change.astype(np.float32), (), MEMORY, backing)
         assert advanced is not None
         moments, step = advanced
         assert moments.powers == (pytest.approx(total),)
@@ -57,7 +57,7 @@ def test_whatever_silos_claim_it_stays_finite(steps: float, weight: int) -> None
     optimizer, changes = ControlVariates(1.0), np.array([3e38, -3e38, 1, 1e-45], np.float32)
     moments = optimizer.begin(4, MEMORY)
     for newcomers in (3, 0, 0):
-        advanced = optimizer.advance(moments, changes, 1.0, MEMORY, Backing(steps, weight, 3, newcomers))
+        advanced = optimizer.advance(moments, changes, (), MEMORY, Backing(steps, weight, 3, newcomers))
         assert advanced is not None
         moments = advanced[0]
         optimizer.check(moments)
@@ -65,7 +65,7 @@ def test_whatever_silos_claim_it_stays_finite(steps: float, weight: int) -> None
 
 def test_without_updates_that_count_there_is_no_step() -> None:
     optimizer = ControlVariates(1.0)
-    assert optimizer.advance(optimizer.begin(1, MEMORY), np.ones(1, np.float32), 1.0, MEMORY, None) is None
+    assert optimizer.advance(optimizer.begin(1, MEMORY), np.ones(1, np.float32), (), MEMORY, None) is None
 
 
 @pytest.mark.parametrize("powers", [(), (-1.0,), (math.nan,), (math.inf,), (1.0, 1.0)])

@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,13 +20,13 @@ MEMORY = ArrayKeeper()
 ALL = Backing(steps=3.5, weight=7, updates=3, newcomers=1)
 
 
-def walk(optimizer: ServerOptimizer, changes: Iterable[Vector], pace: float = 1.0) -> tuple[Moments, list[Vector]]:
-    """Moments after all changes, and the step of each."""
+def walk(optimizer: ServerOptimizer, changes: Iterable[Vector], s: Sequence[int] = ()) -> tuple[Moments, list[Vector]]:
+    """Moments after all changes, and the step of each. Updates are ``s`` versions old."""
     steps: list[Vector] = []
     moments = None
     for change in changes:
         moments = moments or optimizer.begin(change.size, MEMORY)
-        advanced = optimizer.advance(moments, change, pace, MEMORY, ALL)
+        advanced = optimizer.advance(moments, change, s, MEMORY, ALL)
         assert advanced is not None
         moments, step = advanced
         steps.append(step(0, change.size))
@@ -85,7 +86,7 @@ def test_the_rate_falls_with_updates_beyond_the_grace(grace: int | None, stalene
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"cautious-adam, one layer"}))
 def test_a_slower_pace_shortens_the_step_and_not_what_is_remembered(kind: str) -> None:
     changes = [vector(1, -2, 3), vector(0.5, 0.5, -4)]
-    (fast, steps), (slow, shortened) = (walk(KINDS[kind], changes, pace) for pace in (1.0, 0.5))
+    (fast, steps), (slow, shortened) = (walk(replace(KINDS[kind], grace=0), changes, [s]) for s in (0, 1))
     for ours, theirs in zip(fast.vectors, slow.vectors, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for whole, half in zip(steps, shortened, strict=True):
@@ -95,7 +96,7 @@ def test_a_slower_pace_shortens_the_step_and_not_what_is_remembered(kind: str) -
 @every_kind
 def test_a_commit_that_changes_nothing_makes_no_step(kind: str) -> None:
     moments, _ = walk(KINDS[kind], [vector(1, 2)])
-    assert KINDS[kind].advance(moments, vector(0, -0.0), 1.0, MEMORY, ALL) is None
+    assert KINDS[kind].advance(moments, vector(0, -0.0), (), MEMORY, ALL) is None
 
 
 def trajectory(optimizer: ServerOptimizer) -> str:
@@ -109,7 +110,7 @@ def trajectory(optimizer: ServerOptimizer) -> str:
     for number in range(100):
         change = (rng.integers(-(2**20), 2**20, 300).astype(np.float32) / np.float32(2**20)) * sizes
         change[::3] *= np.float32(number == 0)
-        advanced = optimizer.advance(moments, change, 1.0, MEMORY, ALL)
+        advanced = optimizer.advance(moments, change, (), MEMORY, ALL)
         assert advanced is not None
         moments, step = advanced
         hashed.update(step(0, 300).tobytes())

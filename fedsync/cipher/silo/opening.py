@@ -149,12 +149,12 @@ class Opener:
     def _stepped(
         self, optimizer: ServerOptimizer, state: ReplicaState, opened: _Opened, members: Sequence[Member]
     ) -> ReplicaState:
-        pace, change = optimizer.pace([state.version - member.round for member in members]), opened.change
+        stale, change = [state.version - member.round for member in members], opened.change
         backing, counted = None, state.counted
         if optimizer.controls and opened.tally is not None:
             steps = self._plan.weighting.rate * opened.tally.effective_progress
             counted, backing = backed(counted, [member.update_id for member in members], steps, opened.tally.weight)
-        advanced = optimizer.advance(state.moments, change, pace, _MEMORY, backing)
+        advanced = optimizer.advance(state.moments, change, stale, _MEMORY, backing)
         if advanced is None:
             return state
         moments, step = advanced

@@ -222,7 +222,7 @@ def test_one_silo_delays_no_beginning(what: str, liar: str, tmp_path: Path, capl
     committed(federation, 0, "abc")
     alike(states(federation, 1, "abc"))
     close(federation.silos["a"].model, INITIAL + mean_of("abc"))
-    committed(federation, 1, "abc")
+    committed(federation, 1, "abc", size=0.001)
     alike(states(federation, 2, "abc"))
     assert min(federation.silos["a"]._state.scales.exponents[-1]) < 0, "their votes count again"
 
