@@ -12,14 +12,14 @@ The rate says how far all layers together may move in one commit, relative to th
 | embedding, parallel branches | counted as dense, consecutive layers: a transformer needs a higher rate |
 
 A value moves only if momentum and the newest change have the same sign. The steps are divided by the share of moving
-values. If a change opposes momentum and is the smaller of the two, most of the momentum is forgotten: the value went
-too far.
+values. If a change opposes momentum and is smaller, the value went too far: most of the momentum is forgotten.
 
 With two or more tensors of two or more dimensions, the rate grows while most values keep their direction, and falls
-back, at the lowest to the set rate, when too few do. A commit with a late update never raises it: that one agrees with
-momentum after the model went too far. With p the share of equal signs among values that momentum and change both move:
+back, at the lowest to the set rate. A commit with a late update never raises it: that one agrees with momentum after
+the model went too far. In noise, half of the values agree, and growth fades. With p the share of equal signs among
+values that momentum and change both move:
 
-    growth *= 1 + GAIN (max(p - GROWS, 0) + min(p - SHRINKS, 0)), within 1 and the `growth` of the file
+    growth *= 1 - FADES + GAIN (max(p - GROWS, 0) + min(p - SHRINKS, 0)), within 1 and the `growth` of the file
 
 Otherwise the rate is fixed, and silos get a look-ahead model. In each tensor it is ahead of the model by momentum's
 part of the next two steps, ``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. It moves by a
@@ -52,8 +52,8 @@ LEAST_SHARE = 0.25
 LEAD = 2
 """Steps of look-ahead. Fewest seconds among 1, 1.5 and 2; 36 to 66 seeds of heart."""
 
-GAIN, GROWS, SHRINKS = 4.0, 0.6, 0.45
-"""How fast the rate grows, and shares of agreeing values above which it grows and below which it shrinks."""
+GAIN, GROWS, SHRINKS, FADES = 4.0, 0.6, 0.45, 0.01
+"""How fast the rate grows; shares of agreeing values above which it grows and below which it shrinks; loss a commit."""
 
 KEPT = 0.4
 """Share of overshot momentum that is kept. Fewest rounds among 0, 0.4 and 1, on three tasks with 8 to 20 seeds."""
@@ -133,7 +133,7 @@ class Cautious(Adaptive):
         """Return the factor of the rate, from the state before a commit and its change; ``oldest`` is in versions."""
         agree, disagree = (_agreeing(before.vectors[0], change, sign) for sign in (1, -1))
         share = agree / (agree + disagree) if agree + disagree else GROWS
-        grown = before.powers[2] * (1 + GAIN * (max(share - GROWS, 0.0) + min(share - SHRINKS, 0.0)))
+        grown = before.powers[2] * (1 - FADES + GAIN * (max(share - GROWS, 0.0) + min(share - SHRINKS, 0.0)))
         return min(max(grown, 1.0), before.powers[2] if oldest else self.growth)
 
     def _lead(self, moments: Moments, start: int, stop: int) -> Vector:

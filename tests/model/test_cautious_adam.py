@@ -121,9 +121,10 @@ def test_the_rate_grows_while_values_keep_their_direction_and_falls_back_to_what
         fixed = walk(cautious(), changes[:count])[1][-1]
         found.append(moments.powers[2])
         np.testing.assert_allclose(steps[-1], found[-1] * fixed, rtol=1e-6)
-    grown = [min(each, largest) for each in (1, 1 + 4 * 0.4, (1 + 4 * 0.4) ** 2)]
-    grown += [grown[-1], min(1.6 * grown[-1], largest)]
-    assert found == pytest.approx([*grown, max(0.2 * grown[-1], 1.0)])
+    grown = [min(each, largest) for each in (1, 2.59, 2.59**2)]
+    grown += [max(0.99 * grown[-1], 1.0)]
+    grown += [min(1.59 * grown[-1], largest)]
+    assert found == pytest.approx([*grown, max(0.19 * grown[-1], 1.0)])
 
 
 def test_late_updates_cannot_raise_the_rate_and_can_lower_it() -> None:
