@@ -73,7 +73,8 @@ def write_connection(home: Path, name: str, address: str, authority: Path | None
     """Write ``config.toml`` with the connection to a SuperLink for Flower's command line; `ConfigError` if that fails.
     ``authority`` is the absolute path of the CA certificate of the server's certificate; None for no TLS.
     """
-    trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
+    path = json.dumps(str(authority), ensure_ascii=False)
+    trust = "insecure = true" if authority is None else f"root-certificates = {path}"
     text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
     write_atomically(home / "config.toml", text.encode())
 

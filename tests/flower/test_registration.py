@@ -131,7 +131,8 @@ def key(tmp_path: Path) -> Keys:
 
 
 @pytest.mark.parametrize(
-    ("authority", "trust"), [(None, {"insecure": True}), (Path("/c/ca.crt"), {"root-certificates": "/c/ca.crt"})]
+    ("authority", "trust"),
+    [(None, {"insecure": True}), (Path('/c "x"\\😀/ca.crt'), {"root-certificates": '/c "x"\\😀/ca.crt'})],
 )
 def test_flowers_command_line_is_told_the_way(authority: Path | None, trust: dict[str, object], tmp_path: Path) -> None:
     registration.write_connection(tmp_path, "here", "127.0.0.1:5", authority)
@@ -371,9 +372,9 @@ def test_a_flwr_that_hangs_or_is_not_there_is_a_run_s_error(
 
 
 def test_a_run_is_an_app_with_its_settings(flwr: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = runs.write_bundle(tmp_path / "r" / "app", {"strategy": 'a "quoted" \\ path', "target-accuracy": 0.5})
+    folder = runs.write_bundle(tmp_path / "r" / "app", {"strategy": 'a "quoted" \\ 😀', "target-accuracy": 0.5})
     app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert app["config"] == {"strategy": 'a "quoted" \\ path', "target-accuracy": 0.5}
+    assert app["config"] == {"strategy": 'a "quoted" \\ 😀', "target-accuracy": 0.5}
     noted = flwr("echo Successfully started run 1234567890")
     assert runs.submit(folder, "here", {"FLWR_HOME": "/h"}) == "1234567890"
     assert noted.read_text() == f"/h run {folder} here\n"
