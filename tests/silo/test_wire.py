@@ -80,5 +80,5 @@ def test_a_trainer_whose_table_has_other_columns_than_before_does_not_go_on(tmp_
     first = begun("chol", 40)
     first.train(ORDERS[0], first.initial_model())
     assert begun("chol", 30).last is not None, "rows may change"
-    with pytest.raises(ConfigError, match="the columns of its table, .* are not those of its last order"):
+    with pytest.raises(ConfigError, match=r"the columns of its table, .* are not those of its last order"):
         begun("weight", 40)

@@ -145,7 +145,7 @@ _UPDATE, _OWED = "", "owed"  # names of a file's vectors
 class LastOrder:
     """Completed order with its answer. ``cursor`` is the position for the next order, and ``owed`` the rounding error
     that the next update corrects, float32 [values]. ``number`` counts the silo's finished orders, from 1. ``form`` is
-    the digest of frozen tensors and columns, as in `ModelForm`.
+    ``frozen`` of `ModelForm`.
     """
 
     order: WorkOrder
@@ -179,7 +179,8 @@ class LastOrder:
         about, owed = found.about, found.vectors.get(_OWED)
         answer = Completed(decode(WorkReport, about["report"], own=True), found.vectors[_UPDATE])
         cursor = replace(decode(Cursor, about["cursor"], own=True), private=found.rest)
-        return cls(decode(WorkOrder, about["order"], own=True), answer, cursor, owed, about["number"], about.get("form", ""))
+        order, form = decode(WorkOrder, about["order"], own=True), about.get("form", "")
+        return cls(order, answer, cursor, owed, about["number"], form)
 
 
 _ALIGNED = 64  # bytes: the map of the first vector is an ordinary aligned array
