@@ -356,8 +356,9 @@ def main() -> None:
     handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     handler.addFilter(SHOWN)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    # SIGTERM runs the same cleanup as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the cleanup of Ctrl-C, also if a terminal ends, without `nohup`
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         try:
             app()

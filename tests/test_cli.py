@@ -40,9 +40,11 @@ class Broken(Task):
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
     """`main` is made for a process of its own: what it sets there goes again."""
-    handler, handlers, level = signal.getsignal(signal.SIGTERM), logging.root.handlers[:], logging.root.level
+    handlers, level = logging.root.handlers[:], logging.root.level
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
 
@@ -147,8 +149,12 @@ def test_a_failing_task_exits_with_1_and_says_why(
 def test_who_interrupts_a_run_or_asks_it_to_end_has_130(monkeypatch: pytest.MonkeyPatch) -> None:
     raising(monkeypatch, KeyboardInterrupt())
     assert main(monkeypatch) == 130
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    assert main(monkeypatch) == 130
+    signal.raise_signal(signal.SIGHUP)
 
 
 @pytest.mark.parametrize(

@@ -105,16 +105,25 @@ def split(address: str) -> tuple[str, int]:
 
 def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
     """Return variables that make HTTP clients reach this machine and ``hosts`` directly; empty without a proxy."""
-    if not any(_variable(environment, name) for name in ("http_proxy", "https_proxy", "all_proxy")):
+    given = {name: _variable(environment, name) for name in ("http_proxy", "https_proxy", "all_proxy")}
+    if not any(given.values()):
         return {}
     listed = [each.strip() for each in _variable(environment, "no_proxy").split(",")]
-    # Flower's client fails on IPv6 networks, and on proxies of an unsupported kind.
-    known = [each for each in listed if each and not (":" in each and "/" in each)]
+    # Flower's client fails on IPv6 networks or addresses in brackets, and on unusable proxies, even in direct calls.
+    plain = [each for each in listed if each and each.isascii()]
+    known = [each for each in plain if ":" not in each or each.partition(":")[2].isdigit() or _is_address(each)]
     addresses = (address.address for each in psutil.net_if_addrs().values() for address in each)
     own = [address for address in addresses if _is_address(address)]
     told = ",".join(dict.fromkeys([*known, *_LOOPBACK, *own, *hosts]))
-    unusable = {name: "" for name in ("all_proxy", "ALL_PROXY") if _variable(environment, name).startswith("socks")}
-    return {"no_proxy": told, "NO_PROXY": told, **unusable}
+    unusable = [name for name, text in given.items() if text and not _usable(text)]
+    return {"no_proxy": told, "NO_PROXY": told, **{each: "" for name in unusable for each in (name, name.upper())}}
+
+
+def _usable(text: str) -> bool:
+    try:
+        return bool(Proxy.parse(text.replace("https://", "http://", 1), ""))
+    except ConfigError:
+        return False
 
 
 def proxied(way: Way, environment: Mapping[str, str], *hosts: str) -> dict[str, str]:

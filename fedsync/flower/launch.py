@@ -42,10 +42,13 @@ def main(arguments: list[str]) -> None:
         # Existing threads are outside the room; executing the program anew ends them.
         os.execv(sys.executable, [*INTERPRETER, "fedsync.flower.launch", own.program, *options])
     sys.argv = [f"flower-{own.program}", *options]
-    entry_point(own.program).load()()
     # The programs serve until they are stopped, and exit themselves. A SuperNode returns after a connection error that
-    # it takes for permanent, such as an interrupted TLS handshake. Its other threads would keep the process alive, and
-    # nothing would restart it.
+    # it takes for permanent, such as an interrupted TLS handshake, or raises another error. Its other threads would
+    # keep the process alive, and nothing would restart it.
+    try:
+        entry_point(own.program).load()()
+    except Exception:
+        log.exception("%s failed", own.program)
     os._exit(1)
 
 

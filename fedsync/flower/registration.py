@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NODES_FILE = "nodes.json"
 
 _TIMEOUT_S, _LOCK_S = 60.0, 120.0
-_TAKEN = "already in use"
+_DONE, _TAKEN, _GONE = '"success": true', "already in use", "Node ID not found"
 _BY_HAND = "if it runs, use `flwr supernode list` and `flwr supernode unregister`"
 _NUMBER = re.compile(r'"node-id": "?(\d+)')
 
@@ -73,7 +73,8 @@ def write_connection(home: Path, name: str, address: str, authority: Path | None
     """Write ``config.toml`` with the connection to a SuperLink for Flower's command line; `ConfigError` if that fails.
     ``authority`` is the absolute path of the CA certificate of the server's certificate; None for no TLS.
     """
-    trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
+    path = json.dumps(str(authority), ensure_ascii=False)
+    trust = "insecure = true" if authority is None else f"root-certificates = {path}"
     text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
     write_atomically(home / "config.toml", text.encode())
 
@@ -170,8 +171,8 @@ def _retire(
 def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> list[KnownNode]:
     done, numbered = [], [node for node in nodes if node.node]
     calls = [["supernode", "unregister", node.node, connection] for node in numbered]
-    for node, (code, _) in zip(numbered, _called(calls, home), strict=True):
-        if code == 0:
+    for node, (code, said) in zip(numbered, _called(calls, home), strict=True):
+        if code == 0 or _GONE in said:
             node.revoked = True
             done.append(node)
     return done
@@ -188,10 +189,13 @@ def revoke_keys(name: str, home: Path, connection: str) -> None:
 
 
 def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]:
-    """Return exit code and output of calls of Flower's command line, in order; code 1 for unfinished calls."""
+    """Return exit code and output of calls of Flower's command line, in order; code 1 for unfinished calls, and for
+    failed ones: with ``--format json``, Flower reports an error in its output, and exits with 0.
+    """
     if not calls:
         return []
-    environment = {**os.environ, **unproxied(os.environ), **QUIET, "FLWR_HOME": str(home)}
+    plain = {"FORCE_COLOR": "", "TTY_COMPATIBLE": "0"}  # colour codes would be between the words of the output
+    environment = {**os.environ, **unproxied(os.environ), **QUIET, **plain, "FLWR_HOME": str(home)}
     asked = json.dumps([[*arguments, "--format", "json"] for arguments in calls])
     try:
         done = subprocess.run(
@@ -205,8 +209,8 @@ def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]
         said, why = "", f"Flower's command line cannot be started: {error.strerror}"
     answers = []
     with suppress(ValueError):
-        answers = [json.loads(line) for line in said.splitlines()][: len(calls)]
-    return [*((int(code), str(text)) for code, text in answers), *((1, why) for _ in calls[len(answers) :])]
+        answers = [(int(code or _DONE not in text), text) for code, text in map(json.loads, said.splitlines())]
+    return [*answers[: len(calls)], *((1, why) for _ in calls[len(answers) :])]
 
 
 def key_digest(key: EllipticCurvePublicKey) -> str:

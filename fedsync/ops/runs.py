@@ -319,8 +319,8 @@ def _list(state: Path, folder: Path) -> None:
 
 def write_bundle(folder: Path, settings: Mapping[str, str | float]) -> Path:
     folder.mkdir(parents=True)
-    # JSON strings and numbers are valid TOML.
-    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    # JSON strings and numbers are valid TOML, but TOML knows no pairs of surrogates.
+    lines = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in settings.items())
     (folder / "pyproject.toml").write_text(_PROJECT + lines, encoding="utf-8")
     return folder
 

@@ -1,5 +1,6 @@
 """Which way leads to a server, and that Flower's HTTP client is told to go the same."""
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -93,9 +94,14 @@ def test_a_proxy_that_nobody_can_use_is_said(monkeypatch: pytest.MonkeyPatch) ->
     for text in ("socks5://p:1", "https://p:1", "http://", "http://p:port"):
         with pytest.raises(ConfigError, match="HTTPS_PROXY in the environment: not an HTTP proxy"):
             way_to(SERVER, {"HTTPS_PROXY": text})
-    # Flower's client would fail with an ImportError, also for calls on this machine.
-    variables = {"all_proxy": "socks5://p:1"}
-    assert as_httpx_goes({**variables, **unproxied(variables)}, "http://127.0.0.1:1", monkeypatch) is None
+    # Flower's client would fail, also for calls on this machine.
+    for name, text in itertools.product(("all_proxy", "HTTPS_PROXY", "http_proxy"), ("socks5://p:1", "x://", "p:port")):
+        variables = {name: text}
+        assert as_httpx_goes({**variables, **unproxied(variables)}, "http://127.0.0.1:1", monkeypatch) is None
+    for excepted in ("[::1]", "[fd00::7]:9092,other.org", "fd00::/8", "host:port", "ü.de", "::1,host:80"):
+        variables = {"HTTPS_PROXY": URL, "NO_PROXY": excepted}
+        assert as_httpx_goes({**variables, **unproxied(variables)}, "https://127.0.0.1:1", monkeypatch) is None
+    assert unproxied({"HTTPS_PROXY": "https://p:1"}).keys() == {"no_proxy", "NO_PROXY"}, "for downloads of a task"
 
 
 def test_a_password_is_used_and_never_shown() -> None:

@@ -16,6 +16,8 @@ from fedsync.flower import launch
 def program():
     print(*sys.argv)
     threading.Thread(target=time.sleep, args=(600,)).start()
+    if "--fails" in sys.argv:
+        raise ValueError("a fault")
 launch.entry_point = lambda name: types.SimpleNamespace(load=lambda: program)
 launch.main(sys.argv[1:])
 """
@@ -36,6 +38,8 @@ def test_programs_are_flower_s_own(name: str) -> None:
 def test_a_supernode_without_a_connection_ends_whatever_it_has_begun() -> None:
     done = run("supernode", "--insecure")
     assert (done.returncode, done.stderr) == (1, "")
+    done = run("supernode", "--insecure", "--fails")
+    assert done.returncode == 1 and done.stderr.rstrip().endswith("ValueError: a fault")
 
 
 @pytest.mark.slow

@@ -29,9 +29,15 @@ Keys = Callable[..., Path]
 FAKE = '''
 import json, os, signal, sys
 from pathlib import Path
+from rich.console import Console
 
 HERE = Path(__file__).parent
 TOLD = ("FLWR_HOME", "NO_PROXY", "FLWR_TELEMETRY_ENABLED", "PYTHONSAFEPATH")
+
+def fail(text):
+    """As with ``--format json``: an error is told in the output alone."""
+    print(json.dumps({"success": False, "error-message": text}, indent=2))
+    sys.exit(0)
 
 def app(arguments, prog_name):
     """What Flower's does with nodes: a key stays for ever, and names are not looked at."""
@@ -41,8 +47,7 @@ def app(arguments, prog_name):
     for word in (HERE / "does").read_text().split():
         match word:
             case "answers-not":
-                print("Error: Connection to the SuperLink is unavailable.", file=sys.stderr)
-                sys.exit(1)
+                fail("Connection to the SuperLink is unavailable.")
             case "raises":
                 raise ValueError("no such connection")
             case "dies":
@@ -57,18 +62,18 @@ def app(arguments, prog_name):
     if arguments[1] == "register":
         key, name = Path(arguments[2]).read_text(), arguments[arguments.index("--name") + 1]
         if any(node["key"] == key for node in nodes):
-            print("Error: Public key already in use.", file=sys.stderr)
-            sys.exit(1)
+            fail("Public key already in use.")
         number = 2**63 + len(nodes)
         nodes.append({"key": key, "name": name, "number": number, "here": True})
         print(f"SuperNode {number} registered successfully.")
     else:
         number = int(arguments[2])
         (node,) = (node for node in nodes if node["number"] == number)
-        assert node["here"]
+        if not node["here"]:
+            fail("Node ID not found for account.")
         node["here"] = False
     (HERE / "link").write_text(json.dumps(nodes))
-    print(json.dumps({"success": True, "node-id": number}, indent=2))
+    Console().print_json(data={"success": True, "node-id": number})
     sys.exit(0)
 '''
 
@@ -126,7 +131,8 @@ def key(tmp_path: Path) -> Keys:
 
 
 @pytest.mark.parametrize(
-    ("authority", "trust"), [(None, {"insecure": True}), (Path("/c/ca.crt"), {"root-certificates": "/c/ca.crt"})]
+    ("authority", "trust"),
+    [(None, {"insecure": True}), (Path('/c "x"\\😀/ca.crt'), {"root-certificates": '/c "x"\\😀/ca.crt'})],
 )
 def test_flowers_command_line_is_told_the_way(authority: Path | None, trust: dict[str, object], tmp_path: Path) -> None:
     registration.write_connection(tmp_path, "here", "127.0.0.1:5", authority)
@@ -289,6 +295,19 @@ def test_without_a_superlink_the_silo_is_named_alone(does: str, said: str, flowe
     with pytest.raises(RunError, match="did not unregister 1 keys of 'berlin'; if it runs"):
         flower.revoke("berlin")
     flower.does()
+    noted = (flower.home / NODES_FILE).read_bytes()
+    flower.revoke("berlin")
+    (flower.home / NODES_FILE).write_bytes(noted)
+    flower.revoke("berlin")  # again, after a kill before the note
+    assert flower.nodes == [("berlin", False)]
+
+
+def test_colours_that_the_environment_asks_for_hide_no_answer(
+    flower: FakeFlower, key: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    assert flower.register({"berlin": key("berlin")}) == Registered()
     flower.revoke("berlin")
     assert flower.nodes == [("berlin", False)]
 
@@ -315,10 +334,10 @@ def test_each_call_has_its_own_output_wherever_it_is_written(flower: FakeFlower,
     command = [*INTERPRETER, "fedsync.flower.flwr_calls"]
     done = subprocess.run(command, input=json.dumps([*calls, calls[0]]), capture_output=True, text=True, check=True)
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [code for code, _ in found] == [0, 0, 1]
+    assert [code for code, _ in found] == [0, 0, 0]
     assert all(text.startswith("past Python's streams from a child\n") for _, text in found)
     assert [str(2**63) in text for _, text in found] == [True, False, False]
-    assert found[2][1].endswith("Error: Public key already in use.\n") and "success" not in found[2][1]
+    assert json.loads(found[2][1].partition("child\n")[2])["error-message"] == "Public key already in use."
 
 
 # The same command line, where it submits runs.
@@ -353,9 +372,9 @@ def test_a_flwr_that_hangs_or_is_not_there_is_a_run_s_error(
 
 
 def test_a_run_is_an_app_with_its_settings(flwr: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = runs.write_bundle(tmp_path / "r" / "app", {"strategy": 'a "quoted" \\ path', "target-accuracy": 0.5})
+    folder = runs.write_bundle(tmp_path / "r" / "app", {"strategy": 'a "quoted" \\ 😀', "target-accuracy": 0.5})
     app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert app["config"] == {"strategy": 'a "quoted" \\ path', "target-accuracy": 0.5}
+    assert app["config"] == {"strategy": 'a "quoted" \\ 😀', "target-accuracy": 0.5}
     noted = flwr("echo Successfully started run 1234567890")
     assert runs.submit(folder, "here", {"FLWR_HOME": "/h"}) == "1234567890"
     assert noted.read_text() == f"/h run {folder} here\n"

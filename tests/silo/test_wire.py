@@ -65,3 +65,20 @@ def test_a_restarted_trainer_says_that_it_holds_no_model(tmp_path: Path, base: P
         again.train(ORDERS[1], nothing_new)
     expected = silo.train(ORDERS[1], nothing_new)
     np.testing.assert_array_equal(again.train(replace(ORDERS[1]), whole).update, expected.update)
+
+
+def test_a_trainer_whose_table_has_other_columns_than_before_does_not_go_on(tmp_path: Path) -> None:
+    """The server compares columns at the beginning; then another column would be trained in the place of the first."""
+    table, task = tmp_path / "a.csv", f"task={{kind: csv, files: [{tmp_path}/a.csv], target: ill}}"
+    config = StrategyConfig.load("fedavg", [task])
+    spec = RunSpec(seed=7, silos=1, task=config.task, local=config.local)
+
+    def begun(name: str, rows: int) -> SiloSession:
+        table.write_text(f"{name},ill\n" + "".join(f"{row / 7:.3f},{row % 2}\n" for row in range(rows)))
+        return SiloSession(Identity(spec.dump(), 0, "a"), spec, folder=tmp_path)
+
+    first = begun("chol", 40)
+    first.train(ORDERS[0], first.initial_model())
+    assert begun("chol", 30).last is not None, "rows may change"
+    with pytest.raises(ConfigError, match=r"the columns of its table, .* are not those of its last order"):
+        begun("weight", 40)

@@ -144,7 +144,8 @@ _UPDATE, _OWED = "", "owed"  # names of a file's vectors
 @dataclass(frozen=True, slots=True)
 class LastOrder:
     """Completed order with its answer. ``cursor`` is the position for the next order, and ``owed`` the rounding error
-    that the next update corrects, float32 [values]. ``number`` counts the silo's finished orders, from 1.
+    that the next update corrects, float32 [values]. ``number`` counts the silo's finished orders, from 1. ``form`` is
+    ``frozen`` of `ModelForm`.
     """
 
     order: WorkOrder
@@ -152,6 +153,7 @@ class LastOrder:
     cursor: Cursor
     owed: Vector | None = None
     number: int = 0
+    form: str = ""
 
     def save(self, path: Path) -> Self:
         """Write the file durably, or raise `ConfigError`; return the order with its update as a map of the file."""
@@ -160,6 +162,7 @@ class LastOrder:
             "report": encode(self.answer.report),
             "cursor": encode(replace(self.cursor, private=b"")),
             "number": self.number,
+            "form": self.form,
         }
         owed = {} if self.owed is None else {_OWED: self.owed}
         vectors = VectorFile(about, {**owed, _UPDATE: self.answer.update}, self.cursor.private).save(path)
@@ -176,7 +179,8 @@ class LastOrder:
         about, owed = found.about, found.vectors.get(_OWED)
         answer = Completed(decode(WorkReport, about["report"], own=True), found.vectors[_UPDATE])
         cursor = replace(decode(Cursor, about["cursor"], own=True), private=found.rest)
-        return cls(decode(WorkOrder, about["order"], own=True), answer, cursor, owed, about["number"])
+        order, form = decode(WorkOrder, about["order"], own=True), about.get("form", "")
+        return cls(order, answer, cursor, owed, about["number"], form)
 
 
 _ALIGNED = 64  # bytes: the map of the first vector is an ordinary aligned array

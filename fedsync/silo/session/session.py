@@ -153,6 +153,9 @@ class SiloSession:
         self._throttle = spec.throttle(identity.index) if throttled else None
         self._spec, self._folder = spec, folder
         if self.last is not None:
+            if self.last.form not in ("", self.form.frozen):
+                problem = "the columns of its table, or its frozen tensors, are not those of its last order in this run"
+                raise ConfigError("data", problem, "Bring the data of that time back, or start another run")
             self._go_on(self.last)
 
     def _estimated(self, order: WorkOrder) -> int | None:
@@ -244,7 +247,7 @@ class SiloSession:
         return base if best is None else best, self.cursor
 
     def _over(self, order: WorkOrder, answer: Completed, cursor: Cursor) -> Completed:
-        last = LastOrder(order, answer, cursor, self.replica.owed, self._finished + 1)
+        last = LastOrder(order, answer, cursor, self.replica.owed, self._finished + 1, self.form.frozen)
         if self._file is not None:
             # Saved before anybody sees the answer: after a crash the order is done, or it never happened.
             last = self.last = last.save(self._file)
