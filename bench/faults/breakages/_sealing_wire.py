@@ -186,6 +186,8 @@ WIRE: Changes = {
             "enough = np.cumsum(tally.votes, axis=1) >= tally.count - spared",
             "enough = np.cumsum(tally.votes, axis=1) >= tally.count",
         ),
+        ("a-grid-that-clips-stays", "if all(0 <= exponent - need", "if all(-9 <= exponent - need"),
+        ("grids-change-with-every-idle-bit", "<= 2 * headroom for", "<= headroom for"),
         (
             "a-busy-liar-s-second-vote-sets-the-grid",
             "return sum(sorted(voters.values(), reverse=True)[:lying])",
