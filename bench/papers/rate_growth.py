@@ -19,10 +19,10 @@ from bench.papers import digit_models_task
 from bench.papers.map_cells import TASKS, Cell, Learning, Side, pooled, sets
 from bench.papers.target_runs import Job, carry_out
 from bench.papers.target_search import Point
+from fedsync.policies.optimize.optimizer_policies import CautiousAdam
 
 FIXED = (0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5, 2.0)
-RATE = 0.3
-GROWTH = 16.0
+RATE, GROWTH = CautiousAdam().rate, CautiousAdam().growth
 ROUNDS = 150
 OWN = ("digits", "digits28", "heart", "text")
 CELL = Cell("1", 0.1)

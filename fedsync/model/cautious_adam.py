@@ -53,7 +53,7 @@ LEAD = 2
 """Steps of look-ahead. Fewest seconds among 1, 1.5 and 2; 36 to 66 seeds of heart."""
 
 GAIN, GROWS, SHRINKS, FADES = 4.0, 0.6, 0.45, 0.01
-"""How fast the rate grows; shares of agreeing values above which it grows and below which it shrinks; loss a commit."""
+"""Speed of growth; shares of agreeing values above which the rate grows and below which it shrinks; loss a commit."""
 
 KEPT = 0.4
 """Share of overshot momentum that is kept. Fewest rounds among 0, 0.4 and 1, on three tasks with 8 to 20 seeds."""
