@@ -2,12 +2,13 @@
 
 The rate says how far all layers together may move in one commit, relative to their initial weights:
 
-    scale of a tensor = 1 / (depth sqrt(inputs))
+    scale of a tensor = 1 / (depth sqrt(inputs) max(1, sqrt(inputs / WIDE)))
 
 | quantity | meaning |
 |---|---|
 | inputs | product of a tensor's dimensions but the first, as in PyTorch; initial weights are about 1 / sqrt(inputs) |
 | depth | number of tensors with two or more dimensions |
+| WIDE | inputs above which steps are shorter, except in the first layer, whose inputs are data |
 | tensor of one dimension | a bias or a norm; takes the inputs of the last preceding tensor with more dimensions |
 | embedding, parallel branches | counted as dense, consecutive layers: a transformer needs a higher rate |
 
@@ -27,9 +28,10 @@ step plus the difference of two leads. The noise of updates that return late add
 versions old are multiplied by ``1 / sqrt(1 + s)``, unless `grace` is set.
 
 Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813);
-caution: Liang et al. 2024 (arXiv:2411.16085), algorithm 1; growth by agreement with momentum: Jacobs 1988, one factor
-for all values as in Baydin et al. 2018 (arXiv:1703.04782); Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server:
-Reddi et al. 2021 (arXiv:2003.00295); look-ahead momentum: Nesterov 1983, with Adam: Dozat 2016.
+wide layers: Yang et al. 2022 (arXiv:2203.03466); caution: Liang et al. 2024 (arXiv:2411.16085), algorithm 1; growth by
+agreement with momentum: Jacobs 1988, one factor for all values as in Baydin et al. 2018 (arXiv:1703.04782); Adam:
+Kingma and Ba 2015 (arXiv:1412.6980); at the server: Reddi et al. 2021 (arXiv:2003.00295); look-ahead momentum: Nesterov
+1983, with Adam: Dozat 2016.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ from fedsync.model.server_optimizer import TINY, Adaptive, Backing, Moments, Par
 
 LEAST_SHARE = 0.25
 """Lower bound of the share of moving values, so that no value makes a leap."""
+
+WIDE = 512
+"""Most inputs of a layer for which the default rate was chosen. Values of a step are alike for related inputs, those of
+initial weights are not. So the more inputs, the more a step changes what a layer computes."""
 
 LEAD = 2
 """Steps of look-ahead. Fewest seconds among 1, 1.5 and 2; 36 to 66 seeds of heart."""
@@ -69,11 +75,13 @@ class Tensor:
 
 def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
     depth = max(1, _layers(layout))
-    stop, inputs, found = 0, 1, []
+    stop, root, wide, found = 0, 1.0, math.inf, []
     for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
         stop += size
-        inputs = max(1, math.prod(shape[1:])) if len(shape) > 1 else inputs
-        found.append(Tensor(stop, None if is_statistic(name, layout) else 1.0 / (depth * math.sqrt(inputs))))
+        if len(shape) > 1:
+            inputs = max(1, math.prod(shape[1:]))
+            root, wide = math.sqrt(inputs * max(1.0, inputs / wide)), WIDE
+        found.append(Tensor(stop, None if is_statistic(name, layout) else 1.0 / (depth * root)))
     return tuple(found)
 
 

@@ -33,6 +33,14 @@ def test_scales_go_by_inputs_and_depth() -> None:
     assert [each.stop for each in tensors_of(LAYOUT)] == [150, 156, 162, 1662, 1672]
 
 
+def test_wide_layers_step_less_but_not_the_first_whose_inputs_are_data() -> None:
+    layout = Layout(("in", "wide", "bias", "out"), ((1152, 2048), (100, 1152), (100,), (10, 512)))
+    wide = 1 / (3 * math.sqrt(1152) * 1.5)
+    assert [each.scale for each in tensors_of(layout)] == pytest.approx(
+        [1 / (3 * math.sqrt(2048)), wide, wide, 1 / (3 * math.sqrt(512))]
+    )
+
+
 def test_a_model_of_single_numbers_has_a_scale_too() -> None:
     assert tensors_of(Layout(("a", "b"), ((), (3,)))) == (Tensor(1, 1.0), Tensor(4, 1.0))
 

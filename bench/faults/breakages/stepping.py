@@ -22,13 +22,11 @@ _CHANGES: Changes = {
         ("what-fails-apart-is-tried-for-ever", " or self.failed.get(name, 0) >= MOST_FAILURES", ""),
     ),
     "model/cautious_adam.py": (
-        ("layers-of-any-width-step-alike", "1.0 / (depth * math.sqrt(inputs))", "1.0 / depth"),
-        ("depth-does-not-count", "1.0 / (depth * math.sqrt(inputs))", "1.0 / math.sqrt(inputs)"),
-        (
-            "a-bias-has-inputs-of-its-own",
-            "math.prod(shape[1:])) if len(shape) > 1 else inputs",
-            "math.prod(shape[1:]))",
-        ),
+        ("layers-of-any-width-step-alike", "1.0 / (depth * root)", "1.0 / depth"),
+        ("depth-does-not-count", "1.0 / (depth * root)", "1.0 / root"),
+        ("a-bias-has-inputs-of-its-own", "if len(shape) > 1:", "if True:"),
+        ("wide-layers-step-as-narrow-ones", " * max(1.0, inputs / wide)", ""),
+        ("inputs-that-are-data-shorten-steps", "1.0, math.inf, []", "1.0, WIDE, []"),
         ("norms-averages-step-as-weights-do", "None if is_statistic(name, layout) else", ""),
         ("who-turns-back-moves-all-the-same", "made[~_agrees(moments[0], change)] = 0", "pass"),
         ("what-stands-still-is-shared-out-to-one", "/ change.size, LEAST_SHARE)", "/ change.size, 1e-9)"),
