@@ -1,4 +1,4 @@
-"""Eleven networks of different depth, norms and branches on 8 x 8 digits, for `rate_growth.py`."""
+"""Fifteen networks of different depth, width, norms and branches on 8 x 8 digits, for `rate_growth.py`."""
 
 from __future__ import annotations
 
@@ -70,11 +70,19 @@ class Recurrent(nn.Module):
         return logits
 
 
-def dense(hidden: int, *, norms: bool = False, first: bool = False) -> nn.Module:
+def dense(hidden: int, width: int = 48, *, norms: bool = False, first: bool = False) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten(), *([nn.LayerNorm(64)] if first else [])]
     for number in range(hidden):
-        layers += [nn.Linear(48 if number else 64, 48), *([nn.LayerNorm(48)] if norms else []), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(48, 10))
+        layers += [nn.Linear(width if number else 64, width), *([nn.LayerNorm(width)] if norms else []), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def convolutions(channels: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((1, channels), (channels, 2 * channels)):
+        layers += [nn.Conv2d(inputs, outputs, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2)]
+    hidden = (nn.Linear(8 * channels, 4 * channels), nn.ReLU(), nn.Linear(4 * channels, 10))
+    return nn.Sequential(*layers, nn.Flatten(), *hidden)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -89,6 +97,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dense, 4 layers, layer norm": lambda: dense(3, norms=True),
     "dense, 8 layers, layer norm": lambda: dense(7, norms=True),
     "dense, 4 layers, norm of inputs": lambda: dense(3, first=True),
+    "dense, 3 layers of 768": lambda: dense(2, 768),
+    "dense, 3 layers of 2048": lambda: dense(2, 2048),
+    "dense, 6 layers of 768": lambda: dense(5, 768),
+    "convolutions, 128 channels": lambda: convolutions(128),
 }
 
 

@@ -3,8 +3,8 @@
     python bench/papers/rate_growth.py [--models text digits "dense, 4 layers"] [--seeds 2] [--out FILE]
 
 FedAvg with one local step on equal silos: the map's tasks digits, digits28, heart and text, and the networks of
-`digit_models_task.py` to an accuracy of 0.88, which were not used to choose the rule of growth. A run that misses its
-target counts with all its rounds.
+`digit_models_task.py` to an accuracy of 0.88, which were not used to choose the rule of growth. Four of them are wide:
+the rule for wide layers was chosen with them. A run that misses its target counts with all its rounds.
 """
 
 from __future__ import annotations
