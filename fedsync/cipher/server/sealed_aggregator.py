@@ -291,10 +291,9 @@ class EncryptedAggregator:
         return {} if self._unmasking is None else self._unmasking[0].questions()
 
     def answer(self, silo: str, answer: Payload) -> None:
-        if self._unmasking is None:
-            return  # enough other silos have answered already
-        self._unmasking[0].answer(silo, answer)
-        self._close()
+        if self._unmasking is not None:  # else enough other silos have answered already
+            self._unmasking[0].answer(silo, answer)
+            self._close()
 
     def give_up(self, silo: str) -> None:
         if self._unmasking is not None:
@@ -321,7 +320,8 @@ class EncryptedAggregator:
 
     def notes(self) -> list[str]:
         rounds, why = self._chain.paused, "they held updates of too few silos for a sum, or masks could not be removed"
-        return [f"commits that did not change the model, but count as rounds: {rounds}; {why}"] if rounds else []
+        paused = [f"commits that did not change the model, but count as rounds: {rounds}; {why}"] if rounds else []
+        return paused + self._inbox.notes()
 
     def savepoint(self) -> None:
         if self.blocked:
