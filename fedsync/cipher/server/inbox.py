@@ -172,7 +172,7 @@ class Inbox:
         for update_id in [update_id for update_id, members in here.items() if not set(members) <= set(named)]:
             self._spoil(update_id)
         for update_id in self._spoiled.intersection(named):
-            self._leave_out(update_id, "is in a region's sum with one that does not count")
+            self.leave_out(update_id, "is in a region's sum with one that does not count")
         taken = {update_id: self._pending.pop(update_id) for update_id in named if update_id not in self._spoiled}
         self._spoiled.difference_update(named)
         for update_id in named:
@@ -214,10 +214,10 @@ class Inbox:
 
     def _drop(self, updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:
         for update_id in [update_id for update_id, update in updates.items() if out(update)]:
-            self._leave_out(update_id, why)
+            self.leave_out(update_id, why)
             del updates[update_id]
 
-    def _leave_out(self, update_id: str, why: str) -> None:
+    def leave_out(self, update_id: str, why: str) -> None:
         logger.warning("%s %s: it does not count", update_id, why)
         self._left_out.setdefault(why, Counter())[update_id.rpartition("/")[0]] += 1
 
