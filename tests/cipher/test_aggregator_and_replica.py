@@ -239,9 +239,21 @@ def test_late_updates_that_are_too_few_for_a_sum_of_their_own_are_told(tmp_path:
     federation.begin_all("ab", 0)
     federation.own_grid("a", 3, 3, 3)
     federation.commit(1, federation.answer_all("ab"))
-    (note,) = federation.aggregator.notes()
+    note, of_updates = federation.aggregator.notes()
     assert note.startswith("commits that did not change the model, but count as rounds: 1; they held")
+    assert of_updates.endswith("1 of a, 1 of b; each came late, in a sum of fewer than 2 silos (cipher.members)")
     np.testing.assert_array_equal(federation.begin("c", 1), INITIAL)
+
+
+def test_a_late_update_whose_own_sum_stays_closed_is_told(tmp_path: Path) -> None:
+    federation = Federation(plan("pad", quorum=2, members=2), tmp_path, THREE)
+    federation.begin("c", 0)
+    federation.run_round(0, "ab", size=0.001)
+    late = federation.answer("c", change(1))
+    federation.begin_all("ab", 1)
+    federation.commit(2, [late, *federation.answer_all("ab", 1)])
+    (note,) = federation.aggregator.notes()
+    assert note.endswith("most of all 1 of c; each came late, in a sum of fewer than 2 silos (cipher.members)")
 
 
 def test_a_silo_that_outweighs_all_others_together_is_clipped_until_silos_know_their_usual_weight(

@@ -62,8 +62,8 @@ SERVER: Changes = {
         ),
         (
             "an-update-that-silos-have-forgotten-is-added",
-            "update.envelope.head.round <= newest - WINDOW",
-            "update.envelope.head.round < newest - WINDOW",
+            "one.envelope.head.round <= newest - WINDOW",
+            "one.envelope.head.round < newest - WINDOW",
         ),
         (
             "one-silo-of-another-past-ends-the-round",
@@ -77,8 +77,8 @@ SERVER: Changes = {
         ),
         (
             "a-committed-order-is-answered-again",
-            "            self._ordered.pop(update_id, None)\n        forgotten",
-            "            pass\n        forgotten",
+            "            self._ordered.pop(update_id, None)\n        self._drop",
+            "            pass\n        self._drop",
         ),
         (
             "a-restarted-server-asks-for-masks-again",

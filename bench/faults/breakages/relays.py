@@ -178,13 +178,13 @@ _CHANGES: Changes = {
         ),
         (
             "a-sum-with-a-discarded-update-counts",
-            "            self._spoil(update_id)\n        self._pending.pop(update_id, None)",
-            "            pass\n        self._pending.pop(update_id, None)",
+            "        self._spoil(update_id)\n        self._spoiled.discard(update_id)",
+            "        self._pending.pop(update_id, None)\n        self._spoiled.discard(update_id)",
         ),
         (
             "what-was-spoiled-comes-again-alone",
-            "if ordered is None or update_id in self._spoiled:",
-            "if ordered is None:",
+            "if update_id not in self._ordered or update_id in self._spoiled:",
+            "if update_id not in self._ordered:",
         ),
     ),
     "extras/relays/sealed_region.py": (

@@ -27,7 +27,7 @@ from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 
-_NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled"}  # content of a checkpoint besides received updates
+_NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled", "left_out": "_left_out"}  # checkpoint, besides updates
 
 Masks = tuple[bytes, frozenset[str]]
 
@@ -71,6 +71,7 @@ class Inbox:
         self._ordered: dict[str, _Ordered] = {}
         self._pending: dict[str, Update] = {}
         self._spoiled: set[str] = set()
+        self._left_out: dict[str, Counter[str]] = {}  # updates that did not count: by reason, by silo
 
     def begin(self, update_id: str, version: int, scale: int) -> None:
         silo = update_id.rpartition("/")[0]
@@ -123,10 +124,9 @@ class Inbox:
     def _order_of(self, sender: str, update_id: str) -> _Ordered:
         if update_id in self._pending:
             raise ProtocolError(sender, "update id", f"{update_id!r} is here already")
-        ordered = self._ordered.get(update_id)
-        if ordered is None or update_id in self._spoiled:
+        if update_id not in self._ordered or update_id in self._spoiled:
             raise ProtocolError(sender, "update id", f"{update_id!r} was not ordered")
-        return ordered
+        return self._ordered[update_id]
 
     def _check_nonces(self, sender: str, envelope: wire.Envelope) -> None:
         here = {member.nonce for one in set(self._pending.values()) for member in one.envelope.head.members}
@@ -144,10 +144,9 @@ class Inbox:
         return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1)
 
     def key_of(self, silo: str) -> bytes:
-        public = self._keys.senders.get(silo)
-        if public is None:
+        if silo not in self._keys.senders:
             raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
-        return public
+        return self._keys.senders[silo]
 
     def _read(self, silo: str, update_id: str, ordered: _Ordered, message: Payload, chunks: int) -> wire.Envelope:
         if message.dtype != np.uint8 or message.ndim != 1:
@@ -173,22 +172,19 @@ class Inbox:
         for update_id in [update_id for update_id, members in here.items() if not set(members) <= set(named)]:
             self._spoil(update_id)
         for update_id in self._spoiled.intersection(named):
-            logger.warning("%s is in a region's sum with one that does not count: it does not count either", update_id)
+            self.leave_out(update_id, "is in a region's sum with one that does not count")
         taken = {update_id: self._pending.pop(update_id) for update_id in named if update_id not in self._spoiled}
         self._spoiled.difference_update(named)
         for update_id in named:
             self._ordered.pop(update_id, None)
-        forgotten = "started from a version that silos no longer store"
-        _drop(taken, lambda update: update.envelope.head.round <= newest - WINDOW, forgotten)
+        self._drop(taken, lambda one: one.envelope.head.round <= newest - WINDOW, "started from a forgotten version")
         if self._plan.masked and taken:
-            masks = [update.masks for update in taken.values()]
-            chosen = max(masks, key=masks.count)
-            others = "has masks of another attempt, work or past than the other updates"
-            _drop(taken, lambda update: update.masks != chosen, others)
+            ((chosen, _),) = Counter(update.masks for update in taken.values()).most_common(1)
+            self._drop(taken, lambda update: update.masks != chosen, "has masks of another attempt, work or past")
             works = {one: [work_of(single.head) for single in update.singles] for one, update in taken.items()}
             alike = [taken[one] for one in most_comparable(works, self._plan.work_ratio)]
-            much = "is much more or less work than most, and silos decrypt no sum in which one update stands out"
-            _drop(taken, lambda update: update not in alike, much)
+            much = f"is more than {self._plan.work_ratio:g} times more or less work than most (cipher.work_ratio)"
+            self._drop(taken, lambda update: update not in alike, much)
         past, grid = "has another history than the others", "was sealed on another grid than the others"
         self._agree(taken, lambda one: (one.envelope.head.round, one.envelope.head.members[0].chain), past)
         self._agree(taken, lambda one: (one.scale, one.envelope.head.grid), grid)
@@ -205,7 +201,7 @@ class Inbox:
                 added[grid] += count
                 fitting.add(update)
         most = f"is beyond the {self._plan.limit} updates that a sum of {self._plan.bits} bits holds"
-        _drop(taken, lambda update: update not in fitting, most)
+        self._drop(taken, lambda update: update not in fitting, most)
 
     def _agree(self, taken: dict[str, Update], statement: Callable[[Update], tuple[int, bytes]], why: str) -> None:
         """Keep updates with the most frequent statement on each number, and ties unless masks must be removed."""
@@ -214,7 +210,20 @@ class Inbox:
         usual = {pair for pair, count in said.items() if count == most[pair[0]]}
         if self._plan.masked:
             usual = {min(pair for pair in usual if pair[0] == number) for number in most}
-        _drop(taken, lambda update: statement(update) not in usual, why)
+        self._drop(taken, lambda update: statement(update) not in usual, why)
+
+    def _drop(self, updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:
+        for update_id in [update_id for update_id, update in updates.items() if out(update)]:
+            self.leave_out(update_id, why)
+            del updates[update_id]
+
+    def leave_out(self, update_id: str, why: str) -> None:
+        logger.warning("%s %s: it does not count", update_id, why)
+        self._left_out.setdefault(why, Counter())[update_id.rpartition("/")[0]] += 1
+
+    def notes(self) -> list[str]:
+        told = {why: [f"{count} of {silo}" for silo, count in of.most_common(8)] for why, of in self._left_out.items()}
+        return [f"updates that did not count, most of all {', '.join(of)}; each {why}" for why, of in told.items()]
 
     def _spoil(self, update_id: str) -> None:
         update = self._pending.get(update_id)
@@ -223,10 +232,7 @@ class Inbox:
             del self._pending[other]
 
     def discard(self, update_id: str) -> None:
-        update = self._pending.get(update_id)
-        if update is not None and len(update.update_ids) > 1:
-            self._spoil(update_id)
-        self._pending.pop(update_id, None)
+        self._spoil(update_id)
         self._spoiled.discard(update_id)
         self._ordered.pop(update_id, None)
 
@@ -247,12 +253,6 @@ class Inbox:
 
 def work_of(head: wire.Head) -> WorkDone:
     return Annex.unpack(head.annex, head.sender, head.sender).work
-
-
-def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -> None:
-    for update_id in [update_id for update_id, update in updates.items() if out(update)]:
-        logger.warning("%s %s: it does not count", update_id, why)
-        del updates[update_id]
 
 
 def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelope]:

@@ -241,17 +241,18 @@ class EncryptedAggregator:
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         silos = len({member.silo for member in members})
         if silos < least:
-            why = "would disclose too much: it is not decrypted, and the commit changes no model"
-            logger.warning("a sum of %d silos %s", silos, why)
+            logger.warning("a sum of %d silos would disclose too much: the commit changes no model", silos)
             self._pause()
             return
-        if max(len({one.silo for one in members_of(each)}) for each in gathered.by_grid.values()) < self._plan.members:
+        few = [each for each in map(members_of, gathered.by_grid.values()) if len({one.silo for one in each}) < least]
+        for member in (one for each in few for one in each):
+            self._inbox.leave_out(member.update_id, f"came late, in a sum of fewer than {least} silos (cipher.members)")
+        if len(few) == len(sums):
             logger.warning("version %d changes no model: late updates need a sum of their own", version)
             self._chain.paused += 1
         if self._evidence is not None and not gathered.summed:
-            singles = gathered.singles
-            roster = self._announcements.roster(singles[0].head.sender) if self._plan.masked else b""
-            self._evidence.begin(version, singles, self._plan.members, bytes(entry.clear), roster)
+            roster = self._announcements.roster(gathered.singles[0].head.sender) if self._plan.masked else b""
+            self._evidence.begin(version, gathered.singles, self._plan.members, bytes(entry.clear), roster)
         elif self._evidence is not None:
             self._evidence.without("regions' relays send sums")
         if self._plan.masked:
@@ -291,10 +292,9 @@ class EncryptedAggregator:
         return {} if self._unmasking is None else self._unmasking[0].questions()
 
     def answer(self, silo: str, answer: Payload) -> None:
-        if self._unmasking is None:
-            return  # enough other silos have answered already
-        self._unmasking[0].answer(silo, answer)
-        self._close()
+        if self._unmasking is not None:  # else enough other silos have answered already
+            self._unmasking[0].answer(silo, answer)
+            self._close()
 
     def give_up(self, silo: str) -> None:
         if self._unmasking is not None:
@@ -321,7 +321,8 @@ class EncryptedAggregator:
 
     def notes(self) -> list[str]:
         rounds, why = self._chain.paused, "they held updates of too few silos for a sum, or masks could not be removed"
-        return [f"commits that did not change the model, but count as rounds: {rounds}; {why}"] if rounds else []
+        paused = [f"commits that did not change the model, but count as rounds: {rounds}; {why}"] if rounds else []
+        return paused + self._inbox.notes()
 
     def savepoint(self) -> None:
         if self.blocked:
@@ -338,9 +339,8 @@ class EncryptedAggregator:
         self._renew()
 
     def _carry_out_postponed(self) -> None:
-        postponed, self._postponed = self._postponed, []
-        for call in postponed:
-            {"rollback": self.rollback, "savepoint": self.savepoint}[call]()
+        while self._postponed:
+            {"rollback": self.rollback, "savepoint": self.savepoint}[self._postponed.pop(0)]()
 
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)

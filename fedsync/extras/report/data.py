@@ -169,8 +169,8 @@ class _Books:
         sealed = ((cipher := settings.get("cipher") or {}).get("inner") or cipher).get("metrics") == "sealed"
         silos = tuple(sorted(ledger.silos, key=natural))
         books = ledger.summary()
-        if settings.get("evaluation", {}).get("metrics", ()) is None:
-            books["notes"] = [*books["notes"], UNASKED]
+        unasked = [UNASKED] * (settings.get("evaluation", {}).get("metrics", ()) is None)
+        books["notes"] = [*known.get("notes", books["notes"]), *unasked]  # the journal lacks the aggregator's
         return RunData(
             label,
             {**identity, **books},

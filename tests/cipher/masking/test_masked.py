@@ -79,6 +79,17 @@ def test_a_round_whose_masks_do_not_come_off_is_in_the_notes(tmp_path: Path) -> 
     assert federation.aggregator.notes() == [note], "also after the server died"
 
 
+def test_updates_beyond_the_ratio_are_in_the_notes(tmp_path: Path) -> None:
+    federation = Federation(replace(plan("masked"), work_ratio=4.0), tmp_path, FOUR)
+    federation.begin_all("abcd", 0)
+    federation.commit(1, [federation.answer(name, change(1), 21 if name == "d" else 5) for name in "abcd"])
+    note = "updates that did not count, most of all 1 of d; each is more than 4 times more or less work than most"
+    assert federation.aggregator.notes() == [f"{note} (cipher.work_ratio)"]
+    other = EncryptedAggregator(federation.plan, federation.keys.server)
+    other.restore(pickle.loads(pickle.dumps(federation.aggregator.state())))
+    assert other.notes()[1:] == federation.aggregator.notes(), "also after the server died"
+
+
 def test_who_comes_late_is_in_the_next_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(plan("masked", quorum=4), tmp_path, FIVE)
     federation.aggregator.leave("e")

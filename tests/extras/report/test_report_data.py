@@ -9,6 +9,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
 from fedsync.core.journal import FORMAT
 from fedsync.extras.report.data import read_run, read_runs
+from tests.extras.report.make import change_json
 from tests.observe.runs import two_silos
 from tests.simulation.fake import machines, simulate, spoil, strategy
 
@@ -29,6 +30,7 @@ def test_orders_have_their_times_and_what_was_trained_in_them(tmp_path: Path) ->
 
 def test_the_figures_are_those_of_the_summary_file(tmp_path: Path) -> None:
     two_silos(tmp_path)
+    change_json(tmp_path / "summary.json", lambda summary: summary["notes"].append("of the aggregator, in no journal"))
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written.pop("evaluation")["test"]["last"]["version"] == 3
     # The journal names no metrics, and a page that lacks them says so.
