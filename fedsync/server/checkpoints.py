@@ -62,7 +62,7 @@ logger = foreign.logger(__name__)
 _MOST_NAME = 40
 KEPT = 3
 
-FORMAT = 27
+FORMAT = 28
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
 _SUFFIX, _TORN, _BOOT = ".ckpt", ".torn", "boot"

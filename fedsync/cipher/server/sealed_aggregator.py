@@ -339,8 +339,9 @@ class EncryptedAggregator:
         self._renew()
 
     def _carry_out_postponed(self) -> None:
-        while self._postponed:
-            {"rollback": self.rollback, "savepoint": self.savepoint}[self._postponed.pop(0)]()
+        postponed, self._postponed = self._postponed, []
+        for call in postponed:
+            {"rollback": self.rollback, "savepoint": self.savepoint}[call]()
 
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)
