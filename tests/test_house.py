@@ -7,7 +7,7 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=53959, code=31658, docstrings=7702, largest_folder=18, names_twice=0),
+    "fedsync": Size(lines=53964, code=31658, docstrings=7703, largest_folder=18, names_twice=0),
     "fedsync/extras": Size(lines=14013, code=8028, docstrings=2087, largest_folder=11, names_twice=0),
     "tests": Size(lines=73734, code=48903, docstrings=3175, largest_folder=40, names_twice=32),
 }

@@ -1,10 +1,10 @@
-"""Validation of silo names, and suggestions for misspelt names."""
+"""Silo names: their validation, suggestions for misspelt ones, and counts of each in a text."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fedsync.common.errors import ConfigError
 
@@ -17,6 +17,12 @@ def check_silo_name(name: str) -> str:
         remedy = "Use 1 to 64 letters, digits, dots, dashes and underscores, not beginning with a dot"
         raise ConfigError("silo name", f"{name[:80]!r} is not allowed", remedy)
     return name
+
+
+def told(counts: Mapping[str, int]) -> str:
+    """Return for example ``b 2 times, c 1 times``: the most frequent first."""
+    often = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{name} {count} times" for name, count in often)
 
 
 def near_miss(word: str, allowed: Iterable[str]) -> str:

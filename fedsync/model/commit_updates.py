@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedsync.common import foreign
 from fedsync.common.errors import PolicyError, ProtocolError
+from fedsync.common.names import told
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, WireFormat
@@ -190,7 +191,5 @@ class Combining:
             least = self._combiner.least
             notes.append(f"{few} of {commits} commits had fewer than the {least} updates that {self._name} needs")
         if left_out:
-            often = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
-            told = ", ".join(f"{silo} {count} times" for silo, count in often)
-            notes.append(f"{self._name} left out updates in {commits} commits: {told}")
+            notes.append(f"{self._name} left out updates in {commits} commits: {told(left_out)}")
         return notes

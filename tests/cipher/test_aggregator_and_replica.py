@@ -241,7 +241,7 @@ def test_late_updates_that_are_too_few_for_a_sum_of_their_own_are_told(tmp_path:
     federation.commit(1, federation.answer_all("ab"))
     note, of_updates = federation.aggregator.notes()
     assert note.startswith("commits that did not change the model, but count as rounds: 1; they held")
-    assert of_updates.endswith("1 of a, 1 of b; each came late, in a sum of fewer than 2 silos (cipher.members)")
+    assert of_updates.endswith("a 1 times, b 1 times; each came late, in a sum of fewer than 2 silos (cipher.members)")
     np.testing.assert_array_equal(federation.begin("c", 1), INITIAL)
 
 
@@ -253,7 +253,7 @@ def test_a_late_update_whose_own_sum_stays_closed_is_told(tmp_path: Path) -> Non
     federation.begin_all("ab", 1)
     federation.commit(2, [late, *federation.answer_all("ab", 1)])
     (note,) = federation.aggregator.notes()
-    assert note.endswith("most of all 1 of c; each came late, in a sum of fewer than 2 silos (cipher.members)")
+    assert note.endswith("count: c 1 times; each came late, in a sum of fewer than 2 silos (cipher.members)")
 
 
 def test_a_silo_that_outweighs_all_others_together_is_clipped_until_silos_know_their_usual_weight(

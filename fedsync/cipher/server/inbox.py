@@ -19,6 +19,7 @@ from fedsync.cipher.masking.unmask import Attempts
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
+from fedsync.common.names import told
 from fedsync.core.state import Names, fill, named
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
@@ -222,8 +223,7 @@ class Inbox:
         self._left_out.setdefault(why, Counter())[update_id.rpartition("/")[0]] += 1
 
     def notes(self) -> list[str]:
-        told = {why: [f"{count} of {silo}" for silo, count in of.most_common(8)] for why, of in self._left_out.items()}
-        return [f"updates that did not count, most of all {', '.join(of)}; each {why}" for why, of in told.items()]
+        return [f"updates that did not count: {told(silos)}; each {why}" for why, silos in self._left_out.items()]
 
     def _spoil(self, update_id: str) -> None:
         update = self._pending.get(update_id)

@@ -83,7 +83,7 @@ def test_updates_beyond_the_ratio_are_in_the_notes(tmp_path: Path) -> None:
     federation = Federation(replace(plan("masked"), work_ratio=4.0), tmp_path, FOUR)
     federation.begin_all("abcd", 0)
     federation.commit(1, [federation.answer(name, change(1), 21 if name == "d" else 5) for name in "abcd"])
-    note = "updates that did not count, most of all 1 of d; each is more than 4 times more or less work than most"
+    note = "updates that did not count: d 1 times; each is more than 4 times more or less work than most"
     assert federation.aggregator.notes() == [f"{note} (cipher.work_ratio)"]
     other = EncryptedAggregator(federation.plan, federation.keys.server)
     other.restore(pickle.loads(pickle.dumps(federation.aggregator.state())))
