@@ -65,7 +65,6 @@ def server(tmp_path: Path) -> Iterator[PageServer]:
 
 
 def until(browser: Browser, expression: str) -> None:
-    """Wait until an expression is true in the page."""
     end_s = time.monotonic() + WITHIN_S
     while not browser.value(expression):
         assert time.monotonic() < end_s, (expression, browser.value("document.body.innerText"))
