@@ -87,7 +87,6 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
 
 @contextlib.contextmanager
 def proxy(to: int = 0, *, status: str = "", user: str = "", reads: Path | None = None) -> Iterator[ConnectProxy]:
-    """A `ConnectProxy` for a while."""
     made = ConnectProxy(to, status, user, reads)
     try:
         yield made

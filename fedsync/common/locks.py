@@ -38,8 +38,8 @@ def _try(file: TextIO) -> bool:
     return os.fstat(file.fileno()).st_nlink > 0  # a file that was removed meanwhile locks nothing
 
 
-def wait_until(done: Callable[[], bool], most_s: float, pause_s: float) -> bool:
-    """Call ``done`` every ``pause_s`` [s] until it returns True; return False after ``most_s`` [s]."""
+def wait_until(done: Callable[[], object], most_s: float, pause_s: float) -> bool:
+    """Call ``done`` every ``pause_s`` [s] until its result is true; return False after ``most_s`` [s]."""
     end_s = time.monotonic() + most_s
     while not done():
         if time.monotonic() >= end_s:

@@ -90,7 +90,6 @@ class LostSilos:
     _parts: dict[str, _Part] = field(default_factory=dict)
     _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     _attendance: Attendance = field(default_factory=Attendance)
-    _dropped: set[str] = field(default_factory=set)
     _spoiled: int = 0
     _suspects: set[str] = field(default_factory=set)
 
@@ -118,7 +117,6 @@ class LostSilos:
         """Record a dropped silo; an empty ``why`` means that an operator dropped the silo."""
         part = self._part(silo)
         part.dropped_s, part.why = at_s, why
-        self._dropped.add(silo)
 
     def spoil(self, silos: Collection[str]) -> None:
         """Record an unusable encrypted sum: one of its silos sealed invalid values. The suspects are narrowed down to
@@ -136,9 +134,9 @@ class LostSilos:
         return ", ".join([*sorted(self._suspects)[:MOST_NAMED], *more])
 
     def readmit(self, dropped: Collection[str]) -> None:
-        for silo in self._dropped - set(dropped):
-            self._parts[silo].dropped_s = None
-            self._dropped.discard(silo)
+        for silo, part in self._parts.items():
+            if silo not in dropped:
+                part.dropped_s = None
 
     def begin(self, silo: str) -> None:
         self._part(silo).orders += 1

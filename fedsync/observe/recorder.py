@@ -91,9 +91,8 @@ class Recorder:
             "seed": config["seed"],
             "sealed_share": sealed_share,
         }
-        compared = (config.get("evaluation") or {}).get("cross_site") is not None
         self._cross_site: CrossSiteBooks | None = None
-        if compared:
+        if (config.get("evaluation") or {}).get("cross_site") is not None:
             from fedsync.extras.cross_site.cross_site_matrix import CrossSiteBooks
 
             self._cross_site = CrossSiteBooks(metrics)

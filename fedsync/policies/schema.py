@@ -24,7 +24,7 @@ from annotated_types import Ge, Gt, Le
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.field_docs import meaning, meanings
-from fedsync.common.names import near_miss
+from fedsync.common.names import refuse_unknown_keys
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
@@ -117,12 +117,7 @@ class Settings:
     @classmethod
     def _known(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            for key in data:
-                if key not in cls._keys():
-                    from pydantic_core import PydanticCustomError
-
-                    context = {"key": str(key), "hint": near_miss(str(key), cls._keys())}
-                    raise PydanticCustomError("unknown_key", "unknown key '{key}'. {hint}", context)
+            refuse_unknown_keys(data, cls._keys())
         return data
 
     @classmethod

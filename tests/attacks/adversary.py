@@ -314,7 +314,6 @@ class Federation:
     # What it has, and what it makes of it.
 
     def envelope(self, update_id: str) -> wire.Envelope:
-        """An update that it was sent."""
         data, plan = self.updates[update_id], self.plan
         expected = wire.Expected(
             wire.Kind.UPDATE, plan.form, plan.packing, update_id.rpartition("/")[0], *self.bases[update_id],

@@ -121,7 +121,6 @@ def sent(model: Vector) -> Any:
 
 
 def answers(heard: Heard) -> Vector:
-    """The update that a silo sent."""
     assert isinstance(heard.reply, WorkReport), heard.words
     assert heard.payload is not None
     return np.asarray(heard.payload).view(np.float32)

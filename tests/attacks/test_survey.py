@@ -30,8 +30,6 @@ def table(federation: Federation, **changes: Any) -> Told:
 
 @pytest.fixture
 def surveying(make: Make) -> Callable[..., Federation]:
-    """A federation at work on a survey."""
-
     def made(count: int = 3, **options: Any) -> Federation:
         plain = make(count)  # knows where the table is
         changes = {"task": {"kind": "survey", "of": table(plain)}, "aggregation": WEIGHT}
@@ -57,7 +55,6 @@ Surveying = Callable[..., Federation]
 
 
 def finished(surveying: Surveying, count: int = 3, **options: Any) -> Federation:
-    """A survey with both of its rounds."""
     federation = surveying(count, **options)
     for _ in range(2):
         federation.round()

@@ -118,7 +118,6 @@ class Federation:
         silo._state = replace(silo._state, scales=replace(silo._state.scales, exponents=(exponents,)))
 
     def envelope(self, update_id: str) -> Envelope:
-        """An update that waits for its commit."""
         return self.aggregator._inbox._pending[update_id].envelope
 
     def seal(

@@ -98,7 +98,6 @@ def federation(root: Path, folder: Path | None) -> Federation:
 
 
 def updates_of(made: Federation, version: int) -> dict[str, Payload]:
-    """Updates of all silos for a version, by update id."""
     made.begin_all("abc", version)
     update = np.random.default_rng(version).normal(size=LAYOUT.size).astype(np.float32) / 100
     found = dict(made.seal(name, update) for name in "abc")

@@ -71,7 +71,10 @@ def update_of(trainer: GuestTrainer, told: PrivateSettings, batch_size: int = 3,
 
 
 def private(work: Work, model: nn.Module, train: Dataset[Any], num_workers: int = 0) -> None:
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
+    stepping(work, model, torch.optim.SGD(model.parameters(), lr=work.learning_rate), train, num_workers)
+
+
+def stepping(work: Work, model: nn.Module, optimizer: Any, train: Dataset[Any], num_workers: int = 0) -> None:
     model, optimizer, loader = work.private(model, optimizer, work.loader(train, num_workers=num_workers))
     for batch in loader:
         loss = half_squares(model, batch)

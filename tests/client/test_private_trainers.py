@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fedsync.client import Work
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
-from tests.client.test_private_loops import half_squares, private, settings, slope, trainer_of, update_of
+from tests.client.test_private_loops import half_squares, private, settings, slope, stepping, trainer_of, update_of
 from tests.client.trainer_loops import STEPS, ByHand, Lit, Loop, Wrapped, face, fit, network, with_options
 from tests.train.make import order
 
@@ -38,14 +38,7 @@ NO_EFFECT = 1e-6
 def biases_last(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
     """A plain private loop that draws its noise in the order of Hugging Face's optimizers: biases last."""
     ordered = sorted(model.named_parameters(), key=lambda named: named[0].endswith("bias"))
-    optimizer: Any = torch.optim.SGD([each for _, each in ordered], lr=work.learning_rate)
-    model, optimizer, loader = work.private(model, optimizer, work.loader(train))
-    for batch in loader:
-        loss = half_squares(model, batch)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        work.log(loss=loss)
+    stepping(work, model, torch.optim.SGD([each for _, each in ordered], lr=work.learning_rate), train)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 
 import fedsync.common.fork_server
 from fedsync.common.fork_server import ForkedProcess, start_fork_server
+from fedsync.common.locks import wait_until
 from fedsync.common.processes import INTERPRETER, alive, end_processes
 
 PROGRAM = [*INTERPRETER, "tests.common.forked_program"]
@@ -58,10 +59,7 @@ def not_forked(server: Path, *words: str) -> bool:
 
 
 def soon(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+    assert wait_until(holds, 60, 0.02)
 
 
 def test_a_fork_has_what_a_new_process_would_have(start: Start, tmp_path: Path, monkeypatch: Any) -> None:

@@ -44,7 +44,6 @@ def orders(entry: JournalEntry) -> dict[str, WorkOrder]:
 
 
 def of_type(entry: JournalEntry, kind: type[Action]) -> list[Any]:
-    """The entry's actions of one kind."""
     return [action for action in entry.actions if isinstance(action, kind)]
 
 

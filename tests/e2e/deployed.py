@@ -3,13 +3,13 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+from fedsync.common.locks import wait_until
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
@@ -38,10 +38,7 @@ def children(word: str) -> list[psutil.Process]:
 
 
 def wait_for(holds: Callable[[], bool], what: str, seconds: float = WAIT_S) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
+    assert wait_until(holds, seconds, 0.1), what
 
 
 def write_files(

@@ -46,7 +46,6 @@ class Deployment:
         return sum(len(each.weights) == len(SILOS) for each in self.events(Commit))
 
     def in_work(self, silo: str) -> set[str]:
-        """Orders that a silo has."""
         arrived = {each.meta.update_id for each in self.events(UpdateArrived)}
         return {each.order.update_id for each in self.events(Dispatch) if each.silo == silo} - arrived
 

@@ -5,12 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from socket import create_connection
 
 import pytest
 
+from fedsync.common.locks import wait_until
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import flwr_command, write_connection
@@ -65,9 +65,7 @@ def test_it_trains_on_supernodes_that_know_nothing_of_fedsync(tmp_path: Path) ->
 
     try:
         start("flower-superlink", "--host", "127.0.0.1", "--port", str(port))
-        end_s = time.monotonic() + 60
-        while not listens(port) and time.monotonic() < end_s:
-            time.sleep(0.2)
+        wait_until(lambda: listens(port), 60, 0.2)
         for index, own in enumerate(nodes):
             node = f"partition-id={index} num-partitions=2"
             start("flower-supernode", "--superlink", address, "--node-config", node, "--port", str(own))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.locks import wait_until
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.evaluation.survey.findings import STATISTICS
@@ -26,16 +27,13 @@ MASKED = "cipher={kind: masked, inner: {kind: bfv, members: 3}}"
 
 def kill_a_trainer(out: Path, killed: list[int]) -> None:
     """Once orders of the survey are in work, and before the first of them is done."""
-    journal, end = out / "survey" / "journal.jsonl", time.monotonic() + 120
-    while time.monotonic() < end:
-        if journal.exists() and journal.read_text().count('"Dispatch"') >= len(SILOS.silos):
-            time.sleep(1.0)
-            assert '"UpdateArrived"' not in journal.read_text()
-            victim = children(TRAINER)[0]
-            victim.kill()
-            killed.append(victim.pid)
-            return
-        time.sleep(0.05)
+    journal = out / "survey" / "journal.jsonl"
+    if wait_until(lambda: journal.exists() and journal.read_text().count('"Dispatch"') >= len(SILOS.silos), 120, 0.05):
+        time.sleep(1.0)
+        assert '"UpdateArrived"' not in journal.read_text()
+        victim = children(TRAINER)[0]
+        victim.kill()
+        killed.append(victim.pid)
 
 
 @pytest.mark.full

@@ -16,7 +16,6 @@ STEP_S = {"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.8, "e": 1.6}
 
 
 def known(name: str, **more: object) -> SiloView:
-    """A silo that was measured."""
     return silo(speed=8 / STEP_S[name], **{"clock": 1, **more})  # type: ignore[arg-type]
 
 
@@ -27,7 +26,6 @@ def decide(
 
 
 def in_work(state: CompassState, *names: str, now_s: float = 0.0) -> dict[str, SiloView]:
-    """Silos that are at work since ``now_s``."""
     return {name: known(name, busy=True, since_s=now_s) for name in names}
 
 

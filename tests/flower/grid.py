@@ -167,7 +167,6 @@ def kind(message: Message) -> str:
 
 
 def asked(message: Message) -> Request:
-    """What a message to a silo asks."""
     return read_request(messages.read_request(message)[1])
 
 
@@ -183,7 +182,6 @@ def said(reply: Message) -> tuple[Reply, Payload | None]:
 
 
 def saying(message: Message, reply: Reply, payload: Payload | None = None) -> Message:
-    """An answer to a message."""
     return messages.answer(message, write_reply(reply), payload)
 
 

@@ -66,7 +66,6 @@ def test_who_changes_what_a_checkpoint_holds_raises_its_format(tmp_path: Path) -
 
 
 def main() -> None:
-    """Write it anew."""
     with tempfile.TemporaryDirectory() as folder, silos_in_this_process():
         GOLDEN.write_text(written(Path(folder)), encoding="utf-8")
 

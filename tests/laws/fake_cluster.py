@@ -100,7 +100,6 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def actions(self, kind: type[Action]) -> list[Any]:
-        """All actions of one kind, in order."""
         return [action for entry in self.entries for action in entry.actions if isinstance(action, kind)]
 
 

@@ -52,7 +52,6 @@ def law(least: int, unless: Callable[[StrategyConfig], str] = lambda _: "") -> C
 
 
 def laws() -> list[Law]:
-    """All laws."""
     for module in iter_modules(promises.__path__, f"{promises.__name__}."):
         import_module(module.name)
     return _LAWS

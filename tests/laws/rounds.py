@@ -78,7 +78,6 @@ class Rounds:
         self.ask()
 
     def order(self, name: str) -> WorkOrder:
-        """What the silo is at work on."""
         order = self.silos[name].order
         assert order is not None, f"{name} has no order"
         return order

@@ -92,7 +92,6 @@ class Scenario:
         return Random(f"{self.seed}/{silo.stream}/{purpose}/{number}")
 
     def silo(self, name: str) -> Silo:
-        """The silo of that name."""
         return next(silo for silo in self.silos if silo.name == name)
 
     def later(self, seconds: float) -> "Scenario":

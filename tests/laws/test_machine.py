@@ -103,7 +103,6 @@ class Driver(RuleBasedStateMachine):
         self.watch.step(self.now_s, batch)
 
     def busy(self, pick: int) -> tuple[str, WorkOrder] | None:
-        """One of the orders in work."""
         orders = [(name, silo.order) for name, silo in self.watch.books.silos.items() if silo.order is not None]
         return orders[pick % len(orders)] if orders else None
 

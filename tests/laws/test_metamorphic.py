@@ -86,7 +86,6 @@ def policies_in(case: Case, seconds: float = STOP["seconds"]) -> Policies:
 
 @cache
 def journal(case: int, corner: str) -> list[JournalEntry]:
-    """What happened in a corner."""
     scenario = replace(corners(seed=case)[corner].scenario, poll_s=TICK_S)
     return FakeCluster(Coordinator(policies_in(EVERY[case])), scenario).run().entries
 

@@ -114,7 +114,6 @@ class Run:
 
 
 def run(config: StrategyConfig, corner: Corner) -> Run:
-    """Run a strategy through a corner."""
     policies = config.policies()
     spy = Spy(policies.barrier, [])
     coordinator = Coordinator(replace(policies, barrier=spy))

@@ -25,7 +25,6 @@ def values(size: int, seed: int = 3) -> Vector:
 
 
 def sent(wire: WireFormat, vector: Vector, seed: int | None = 1) -> Vector:
-    """What arrives."""
     payload = wire.encode(vector, None if seed is None else np.random.default_rng(seed)).view(np.uint8)
     wire.check(payload, vector.size, "a")
     return wire.decode(payload, 0, vector.size)

@@ -2,14 +2,14 @@
 
 import sys
 import threading
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fedsync.common.errors import SiloAway
+from fedsync.common.locks import wait_until
 from fedsync.config.sections.presence import PresenceConfig
 from fedsync.config.silo_start import LogsConfig, SiloStartConfig
 from fedsync.core.orders import WorkOrder
@@ -85,9 +85,7 @@ def test_the_supervisor_ends_what_runs_while_the_silo_is_away_and_starts_it_agai
     )
     left: list[str] = []
 
-    def until(done: Callable[[], bool]) -> None:
-        while not done():
-            time.sleep(0.02)
+    until = partial(wait_until, most_s=10, pause_s=0.02)
 
     def drive() -> None:
         until(lambda: starts.exists() and starts.read_text() == "x")

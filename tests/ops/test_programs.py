@@ -44,7 +44,6 @@ def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
 
 
 def plan(config: SiloStartConfig, folder: Path, **other: object) -> dict[str, Program]:
-    """The processes of a silo with this folder."""
     folder.chmod(0o700)
     return {each.role: each for each in silo_programs(config.model_copy(update={"state": str(folder), **other}))}
 

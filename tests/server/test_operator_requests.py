@@ -11,6 +11,7 @@ import pytest
 
 from fedsync.common import codec
 from fedsync.common.errors import ConfigError, RunError
+from fedsync.common.locks import wait_until
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, OperatorAnswered
 from fedsync.core.events import OperatorAsked
@@ -273,11 +274,8 @@ def test_a_run_that_is_paused_waits_however_long(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(IdleTimeout, "check", lambda vigil, now_s, here: counted.extend([now_s] * answered.exists()))
     run, grid = strategy_in(tmp_path), DirectGrid(3, {1: putting(tmp_path, 1, PauseRun())})
     thread, failed = in_the_background(lambda: run.start(grid))
-    end_s = time.monotonic() + 120
-    while len(looks) < 15:
-        assert thread.is_alive(), failed
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    assert wait_until(lambda: len(looks) >= 15 or not thread.is_alive(), 120, 0.01)
+    assert thread.is_alive(), failed
     assert counted == []
     ask(tmp_path, ContinueRun())
     thread.join(120)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from fedsync.common.locks import wait_until
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.transfer import Payload
 from fedsync.silo.agent import agent, answers
@@ -55,10 +55,7 @@ def begun(join: Join, file: Path, node: dict[str, str] | None = None) -> AgentSe
 
 
 def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    assert wait_until(holds, seconds, 0.01)
 
 
 def sent(up: Served, text: str, payload: object = None, most: int = BESIDE_BYTES) -> str:

@@ -55,7 +55,6 @@ class Silo:
         return self.current.enter(asked, MODEL, lambda again: self.accepted.append(asked.update_id))
 
     def at_work(self, name: str) -> OrderJob:
-        """An order that has begun."""
         job = self.enter(order(name))
         assert self.begins(name)
         return job

@@ -17,6 +17,7 @@ import pytest
 
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.fork_server import FORK_SERVER, start_fork_server
+from fedsync.common.locks import wait_until
 from fedsync.common.processes import OWNER, end_processes
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
@@ -80,9 +81,8 @@ def _few_trainers(request: pytest.FixtureRequest) -> Iterator[None]:
     if "root" in request.fixturenames:
         root = request.getfixturevalue("root")
         stop_trainers(root)
-        end_s = time.monotonic() + 10  # one that is ending still has its socket, which the next test would call
-        while any(tenant(folder) is not None for folder in root.glob("*")) and time.monotonic() < end_s:
-            time.sleep(0.02)
+        # One that is ending still has its socket, which the next test would call.
+        wait_until(lambda: all(tenant(folder) is None for folder in root.glob("*")), 10, 0.02)
 
 
 @pytest.fixture(scope="module")

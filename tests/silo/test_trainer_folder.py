@@ -4,9 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from fedsync.common.locks import wait_until
 from fedsync.common.processes import INTERPRETER
 from fedsync.core.orders import Subject
 from fedsync.silo.protocol import ANSWER, COPY, IDENTITY, SOCKET
@@ -34,9 +34,8 @@ def test_a_trainer_removes_what_killed_processes_have_not_finished(tmp_path: Pat
     for path in (being_written, kept):
         path.write_bytes(b"whole")
     with subprocess.Popen([*INTERPRETER, "fedsync.silo.session.resident_trainer", str(tmp_path)]) as trainer:
-        end_s = time.monotonic() + 30.0
-        while tmp_path.joinpath(SOCKET) not in (left := set(tmp_path.iterdir())) and time.monotonic() < end_s:
-            time.sleep(0.05)
+        assert wait_until((tmp_path / SOCKET).exists, 30.0, 0.05)
+        left = set(tmp_path.iterdir())
         trainer.kill()
     assert {path for path in left if path.name.startswith(".")} == {being_written} and kept in left
 

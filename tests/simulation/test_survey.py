@@ -122,7 +122,6 @@ WIDE = ["{kind: plain}", "{kind: bfv, members: 2}"]
 
 
 def alone(files: list[str], cipher: str) -> StrategyConfig:
-    """A survey without training."""
     task = {"kind": "survey", "of": {"kind": "csv", "files": files, "target": "sick", "statistics": {"bins": 4}}}
     changes = ["aggregation={kind: fedavg, weight: silo}", "evaluation={metrics: []}", f"task={json.dumps(task)}"]
     return StrategyConfig.load("bsp", ["stop.rounds=2", "local.steps=1", f"cipher={cipher}", *changes])

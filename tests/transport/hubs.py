@@ -46,7 +46,6 @@ class Served:
 
 
 def asked(line: HubLine, after: int = 0) -> ReceivedQuestion:
-    """The question that the hub has for a silo."""
     found = line.asked(after)
     assert found is not None
     return found

@@ -14,10 +14,9 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from fedsync.common.field_docs import meaning, meanings
-from fedsync.common.names import near_miss
+from fedsync.common.names import refuse_unknown_keys
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -37,13 +36,7 @@ class Section(BaseModel):
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            for key in data:
-                if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "unknown key '{key}'. {hint}",
-                        {"key": str(key), "hint": near_miss(str(key), cls.model_fields)},
-                    )
+            refuse_unknown_keys(data, cls.model_fields)
         return data
 
     @classmethod

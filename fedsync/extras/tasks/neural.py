@@ -201,7 +201,7 @@ class LinearTask(SourceTask):
         if isinstance(samples.inputs, Pairs):
             columns, values = torch.from_numpy(samples.inputs.columns), torch.from_numpy(samples.inputs.values)
             return TensorDataset(columns, values, samples.labels())
-        return TensorDataset(samples.dense(), samples.labels())
+        return SourceTask.dataset(self, samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         from fedsync.extras.tasks.networks import linear_losses
@@ -249,10 +249,7 @@ class RowwiseLinearTask(LinearTask):
     each has a gradient of its own.
     """
 
-    def dataset(self, samples: Samples) -> TensorDataset:
-        from torch.utils.data import TensorDataset
-
-        return TensorDataset(samples.dense(), samples.labels())
+    dataset = SourceTask.dataset
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         from fedsync.extras.tasks.networks import linear_losses

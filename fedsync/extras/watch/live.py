@@ -133,7 +133,7 @@ class LiveRun:
         rounds, accuracy, left_s = ledger.rounds, ledger.accuracy, self.left_s()
         unit = "virtual s" if self.virtual else "s"
         parts = [
-            f"{self._config.get('name', '')} ({self.runtime})",
+            f"{self.name} ({self.runtime})",
             f"round {len(rounds)}" + (f"/{total}" if total else ""),
             "loss -" if ledger.training_loss is None else f"loss {ledger.training_loss:.4f}",
             "accuracy -" if accuracy is None else f"accuracy {accuracy:.4f}",

@@ -35,7 +35,6 @@ def annexed(annex: bytes) -> Member:
 
 
 def check_of(data: bytes, of: Expected = EXPECTED) -> str:
-    """The check that a message fails."""
     with pytest.raises(ProtocolError) as caught:
         decode(data, of)
     assert caught.value.sender == of.sender

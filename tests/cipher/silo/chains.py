@@ -24,7 +24,6 @@ ADD, UNDO, EMPTY = LinkKind.ADD, LinkKind.UNDO, LinkKind.EMPTY
 
 
 def holding(federation: Federation, tmp_path: Path, version: int) -> EncryptedReplica:
-    """A silo that holds this version."""
     silo = federation.copy("c", tmp_path / f"{version}.bin")
     silo.receive(federation.up_to("c", version), version)
     return silo

@@ -63,7 +63,6 @@ def of(update_id: str, base: int = 3, chain: bytes | None = None) -> Member:
 
 
 def refuses(links: list[ReadLink], base: ReplicaState | None, members: int = 2) -> str:
-    """The check that fails, or nothing."""
     try:
         reader(members=members)._place(links, base)
     except ProtocolError as error:

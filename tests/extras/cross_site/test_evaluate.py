@@ -38,7 +38,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bare_run(folder: Path, *changes: str) -> None:
-    """The settings of a run, as it leaves them in its folder."""
     config = StrategyConfig.load("fedavg", changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     (folder / "silos.yaml").write_text(yaml.safe_dump({"silos": CLUSTER.entries()}))

@@ -1,7 +1,6 @@
 """The page in a real browser, where there is one: it shows a run, steers it, and no hostile name becomes a script."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.browser import Browser, find
+from fedsync.common.locks import wait_until
 from fedsync.core.actions import Note
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked
@@ -65,11 +65,8 @@ def server(tmp_path: Path) -> Iterator[PageServer]:
 
 
 def until(browser: Browser, expression: str) -> None:
-    """Wait until an expression is true in the page."""
-    end_s = time.monotonic() + WITHIN_S
-    while not browser.value(expression):
-        assert time.monotonic() < end_s, (expression, browser.value("document.body.innerText"))
-        time.sleep(0.05)
+    true = wait_until(lambda: browser.value(expression), WITHIN_S, 0.05)
+    assert true, (expression, browser.value("document.body.innerText"))
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome on this machine")

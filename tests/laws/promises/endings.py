@@ -7,7 +7,6 @@ from tests.laws.watched import Run
 
 
 def end_of(run: Run) -> int:
-    """The entry in which the run began to end."""
     return next(n for n, entry in enumerate(run.entries) if any(isinstance(a, Evaluate | Stop) for a in entry.actions))
 
 
