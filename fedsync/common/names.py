@@ -27,7 +27,6 @@ def near_miss(word: str, allowed: Iterable[str]) -> str:
 
 
 def refuse_unknown_keys(given: Iterable[object], known: Collection[str]) -> None:
-    """Raise the first unknown key as an error that pydantic reports with its place in the file."""
     for key in given:
         if key not in known:
             from pydantic_core import PydanticCustomError
