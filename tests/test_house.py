@@ -7,9 +7,9 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=53959, code=31658, docstrings=7702, largest_folder=18, names_twice=0),
-    "fedsync/extras": Size(lines=14013, code=8028, docstrings=2087, largest_folder=11, names_twice=0),
-    "tests": Size(lines=73734, code=48903, docstrings=3175, largest_folder=40, names_twice=32),
+    "fedsync": Size(lines=53950, code=31648, docstrings=7702, largest_folder=18, names_twice=0),
+    "fedsync/extras": Size(lines=14010, code=8027, docstrings=2087, largest_folder=11, names_twice=0),
+    "tests": Size(lines=73678, code=48873, docstrings=3143, largest_folder=40, names_twice=32),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 
