@@ -1,10 +1,10 @@
-"""Validation of silo names and keys, and suggestions for misspelt names."""
+"""Validation of silo names, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from fedsync.common.errors import ConfigError
 
@@ -24,12 +24,3 @@ def near_miss(word: str, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, options, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Allowed: {', '.join(options)}"
-
-
-def refuse_unknown_keys(given: Iterable[object], known: Collection[str]) -> None:
-    for key in given:
-        if key not in known:
-            from pydantic_core import PydanticCustomError
-
-            context = {"key": str(key), "hint": near_miss(str(key), known)}
-            raise PydanticCustomError("unknown_key", "unknown key '{key}'. {hint}", context)
