@@ -1,10 +1,10 @@
-"""Silo names and keys: their validation, suggestions for misspelt ones, and counts of each in a text."""
+"""Silo names: their validation, suggestions for misspelt ones, and counts of each in a text."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from fedsync.common.errors import ConfigError
 
@@ -30,13 +30,3 @@ def near_miss(word: str, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, options, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Allowed: {', '.join(options)}"
-
-
-def refuse_unknown_keys(given: Iterable[object], known: Collection[str]) -> None:
-    """Raise the first unknown key as an error that pydantic reports with its place in the file."""
-    for key in given:
-        if key not in known:
-            from pydantic_core import PydanticCustomError
-
-            context = {"key": str(key), "hint": near_miss(str(key), known)}
-            raise PydanticCustomError("unknown_key", "unknown key '{key}'. {hint}", context)

@@ -14,7 +14,7 @@ import dataclasses
 import importlib
 import pkgutil
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -24,7 +24,7 @@ from annotated_types import Ge, Gt, Le
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.field_docs import meaning, meanings
-from fedsync.common.names import refuse_unknown_keys
+from fedsync.common.names import near_miss
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
@@ -95,6 +95,15 @@ class Choice(StrEnum):
 
         words = cs.literal_schema([word.value for word in cls])
         return cs.no_info_after_validator_function(cls, words, serialization=cs.to_string_ser_schema())
+
+
+def refuse_unknown_keys(given: Iterable[object], known: Collection[str]) -> None:
+    for key in given:
+        if key not in known:
+            from pydantic_core import PydanticCustomError
+
+            context = {"key": str(key), "hint": near_miss(str(key), known)}
+            raise PydanticCustomError("unknown_key", "unknown key '{key}'. {hint}", context)
 
 
 class Settings:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from fedsync.common.field_docs import meaning, meanings
-from fedsync.common.names import refuse_unknown_keys
+from fedsync.policies.schema import refuse_unknown_keys
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
