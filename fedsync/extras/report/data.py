@@ -169,7 +169,7 @@ class _Books:
         sealed = ((cipher := settings.get("cipher") or {}).get("inner") or cipher).get("metrics") == "sealed"
         silos = tuple(sorted(ledger.silos, key=natural))
         books = ledger.summary()
-        unasked = [UNASKED] * (settings.get("evaluation", {}).get("metrics", ()) is None)
+        unasked = [UNASKED] if settings.get("evaluation", {}).get("metrics", ()) is None else []
         books["notes"] = [*known.get("notes", books["notes"]), *unasked]  # the journal lacks the aggregator's
         return RunData(
             label,
